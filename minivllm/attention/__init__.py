@@ -1,0 +1,38 @@
+"""One interface for attention over the paged KV cache, several ways to compute it, and the choice among them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from minivllm.attention.metadata import AttentionMetadata
+
+
+class AttentionBackend(Protocol):
+    """Writes a step's K/V to the cache, then attends through the block tables: a hit, a chunk and a decode are one case.
+
+    `prepare` runs once a step, before the model, on metadata that is still on the host; its answer becomes `metadata.plan`.
+    q [T, H, D]; k, v [T, K, D]; k_cache, v_cache [N * S, K, D], addressed by slot.
+    """
+
+    name: str
+    default_block_size: int
+
+    def prepare(self, metadata: AttentionMetadata, device: torch.device) -> Any: ...
+
+    def store(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata) -> None: ...
+
+    def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor: ...
+
+
+def select(name: str, device: torch.device) -> tuple[AttentionBackend, str]:
+    """The backend called `name` ("auto": the best that runs on `device`), and why it was chosen. Raises ValueError."""
+    from minivllm.attention.torch_sdpa import TorchSDPABackend
+
+    if name == "auto":
+        return TorchSDPABackend(), f"the only backend so far; it runs on {device.type}"
+    if name == TorchSDPABackend.name:
+        return TorchSDPABackend(), "asked for"
+    raise ValueError(f"attention backend {name!r} does not exist; choose 'auto' or {TorchSDPABackend.name!r}")

@@ -1,0 +1,103 @@
+"""Engine: schedule, execute, update, one step at a time. Owns the sequences from the door to their end.
+
+It decides, a runner computes: anything with `execute(StepPlan) -> StepResult` will do (the model runner, a simulated one, a
+test's). Built in notebook 06.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence as Tokens
+from typing import Protocol
+
+from minivllm.config import EngineConfig
+from minivllm.engine.block_manager import BlockManager
+from minivllm.engine.scheduler import Policy, Scheduler, first_come_first_served
+from minivllm.engine.sequence import Sequence
+from minivllm.engine.stats import Stats
+from minivllm.engine.step import StepPlan, StepResult
+from minivllm.engine.stopping import StopChecker
+from minivllm.sampling_params import SamplingParams
+from minivllm.tokenizer import IncrementalDetokenizer
+
+
+class Runner(Protocol):
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+
+class Engine:
+    """Continuous batching over one runner. `config` must be complete: every limit a number (see `EngineConfig.complete`).
+
+    decode: token ids to text, needed for stop strings and streaming only.
+    """
+
+    def __init__(self, config: EngineConfig, runner: Runner, vocab_size: int, eos_token_ids: Iterable[int] = (),
+                 decode: Callable[[list[int]], str] | None = None, policy: Policy = first_come_first_served,
+                 clock: Callable[[], float] = time.perf_counter):
+        self.runner = runner
+        self.vocab_size = vocab_size
+        self.max_model_len = config.max_model_len
+        self.decode = decode
+        self.blocks = BlockManager(config.num_kv_blocks, config.block_size, config.enable_prefix_caching)
+        stop_check = StopChecker(frozenset(eos_token_ids), config.max_model_len)
+        self.scheduler = Scheduler(self.blocks, config.max_num_seqs, config.max_num_batched_tokens, stop_check, policy, clock)
+        self._ids = itertools.count()
+        self._random = random.Random(config.seed)
+
+    @property
+    def stats(self) -> Stats:
+        return self.scheduler.stats
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.scheduler.sequences)
+
+    def check(self, token_ids: Tokens[int]) -> list[int]:
+        """A prompt at the door: the ids as a list of ints, or the TypeError or ValueError that says what is wrong with it."""
+        try:
+            ids = [token.__index__() for token in token_ids if not isinstance(token, bool)]
+        except (AttributeError, TypeError):
+            ids = []
+        if len(ids) != len(token_ids):
+            raise TypeError(f"a prompt of token ids must hold ints only, got {token_ids!r:.80}")
+        if not ids:
+            raise ValueError("the prompt is empty: it needs at least one token")
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
+            raise ValueError(f"token id {wrong} is outside the vocabulary of {self.vocab_size} (0 to {self.vocab_size - 1})")
+        if len(ids) >= self.max_model_len:
+            raise ValueError(f"the prompt has {len(ids)} tokens and max_model_len is {self.max_model_len}, which leaves no room for an "
+                             f"answer: shorten it to {self.max_model_len - 1} or raise max_model_len")
+        return ids
+
+    def add(self, token_ids: Tokens[int], sampling: SamplingParams, stream: bool = False) -> Sequence:
+        """Queue a request; it runs in the steps to come. Raises as `check` does, and then nothing has changed."""
+        ids = self.check(token_ids)
+        if (sampling.stop or stream) and self.decode is None:
+            raise ValueError("stop strings and streaming need text, and this engine has no tokenizer: use stop_token_ids")
+        seed = self._random.getrandbits(64) if sampling.seed is None else sampling.seed
+        seq = Sequence(next(self._ids), ids, sampling, seed)
+        if sampling.stop or stream:
+            seq.detokenizer = IncrementalDetokenizer(self.decode, sampling.stop)
+        self.scheduler.add(seq)
+        return seq
+
+    def step(self) -> list[Sequence]:
+        """Run one step and return the sequences that it finished. An error or interrupt in it aborts every request, then goes on up."""
+        try:
+            plan = self.scheduler.schedule()
+            if not plan.rows:
+                if self.has_unfinished_requests():
+                    raise RuntimeError("the scheduling policy chose nothing although requests wait: it must serve one of them")
+                return []
+            return self.scheduler.update(plan, self.runner.execute(plan))
+        except BaseException:
+            self.scheduler.abort_all()
+            raise
+
+    def abort(self, sequences: Iterable[Sequence]) -> None:
+        """End these sequences now, between two steps, and give their blocks back. Finished ones are left as they are."""
+        for seq in sequences:
+            if not seq.finished:
+                self.scheduler.finish(seq, "abort")

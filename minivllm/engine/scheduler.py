@@ -1,0 +1,204 @@
+"""Scheduler: who computes what in the next step. Owns the running list and the waiting queue.
+
+There is no prefill phase and no decode phase. Every running sequence gets the tokens it still lacks, as far as the step's
+token budget goes: a long prompt is cut into chunks, and chunks and decodes share a batch. Knows no model and no device.
+Built in notebooks 06 (continuous batching) and 07 (preemption). The semantics are vLLM V1's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from minivllm.engine.block_manager import BlockManager
+from minivllm.engine.sequence import Sequence, SequenceStatus
+from minivllm.engine.stats import Stats
+from minivllm.engine.step import PlanRow, StepPlan, StepResult
+
+#: `policy(running, waiting, budget)` yields (sequence, most tokens it may get this step), in the order to serve them.
+Policy = Callable[[tuple[Sequence, ...], Iterable[Sequence], int], Iterable[tuple[Sequence, int]]]
+
+
+#: Whether a sequence ends with its newest token: None, or (finish_reason, the stop token or string that ended it).
+StopCheck = Callable[[Sequence], "tuple[str, int | str | None] | None"]
+
+
+def first_come_first_served(running: tuple[Sequence, ...], waiting: Iterable[Sequence], budget: int) -> Iterator[tuple[Sequence, int]]:
+    """The running ones first, oldest first and each sure of at least one token; then the queue in its order."""
+    spare = budget - len(running)
+    for seq in running:
+        share = min(seq.num_uncomputed_tokens, 1 + spare)
+        spare -= share - 1
+        yield seq, share
+    for seq in waiting:
+        yield seq, budget
+
+
+class Scheduler:
+    """Plans steps over `blocks`: at most `max_num_batched_tokens` tokens a step, at most `max_num_seqs` sequences running.
+
+    `sequences` holds every unfinished sequence; each is either in `running` (order of admission, the last is the newest) or
+    in `waiting`. `max_num_batched_tokens >= max_num_seqs`, so that every running sequence advances in every step.
+    """
+
+    def __init__(self, blocks: BlockManager, max_num_seqs: int, max_num_batched_tokens: int, stop_check: StopCheck,
+                 policy: Policy = first_come_first_served, clock: Callable[[], float] = time.perf_counter):
+        if max_num_batched_tokens < max_num_seqs:
+            raise ValueError(f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs ({max_num_seqs})")
+        self.blocks = blocks
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.stop_check = stop_check
+        self.policy = policy
+        self.clock = clock
+        self.stats = Stats()
+        self.sequences: dict[int, Sequence] = {}
+        self.running: list[Sequence] = []
+        self.waiting: deque[Sequence] = deque()
+
+    def add(self, seq: Sequence) -> None:
+        seq.arrival_time = self.clock()
+        self.sequences[seq.seq_id] = seq
+        self.waiting.append(seq)
+
+    def schedule(self) -> StepPlan:
+        """Plan the next step: admit, allocate, preempt. Nothing counts as computed before `update`."""
+        rows: dict[int, PlanRow] = {}
+        preempted: list[Sequence] = []
+        budget = self.max_num_batched_tokens
+        for seq, limit in self.policy(tuple(self.running), self.waiting, budget):
+            if budget == 0:
+                break
+            if seq in preempted:
+                continue
+            if seq.status is SequenceStatus.WAITING:
+                if preempted or not self._admit(seq):
+                    break  # what does not fit now is not overtaken
+            elif not self._make_room(seq, preempted, rows):
+                continue
+            num_tokens = min(seq.num_uncomputed_tokens, limit, budget)
+            if num_tokens > 0:
+                rows[seq.seq_id] = self._plan_row(seq, num_tokens)
+                budget -= num_tokens
+        self._requeue(preempted)
+        self._measure(self.max_num_batched_tokens - budget)
+        return StepPlan(list(rows.values()))
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
+        """Take in what `plan` computed: append tokens, publish full blocks, finish what is done. Returns the finished."""
+        finished = []
+        self.stats.num_steps += 1
+        for row in plan.rows:
+            seq = self.sequences[row.seq_id]
+            self._count_computed(seq, row)
+            seq.num_computed_tokens = row.context_len
+            if row.seq_id in result.non_finite:
+                seq.error = "the model's output was not finite (NaN or infinity); a wider dtype may help"
+                finished.append(self.finish(seq, "abort"))
+                continue  # what it wrote is not published either
+            self.blocks.publish(seq, row.start)
+            if row.samples:
+                self._append(seq, result.tokens[row.seq_id])
+                if stop := self.stop_check(seq):
+                    finished.append(self.finish(seq, *stop))
+        return finished
+
+    def finish(self, seq: Sequence, reason: str, stop_reason: int | str | None = None) -> Sequence:
+        """End `seq`, wherever it is, and give its blocks back. Also the way to abort one, between two steps."""
+        if seq.status is SequenceStatus.RUNNING:
+            self.running.remove(seq)
+        elif seq.status is SequenceStatus.WAITING:
+            self.waiting.remove(seq)
+        seq.status = SequenceStatus.FINISHED
+        seq.finish_reason, seq.stop_reason = reason, stop_reason
+        seq.finished_time = self.clock()
+        self.blocks.free(seq)
+        self.sequences.pop(seq.seq_id, None)
+        self.stats.num_requests_finished += 1
+        self._measure(0)
+        return seq
+
+    def abort_all(self) -> list[Sequence]:
+        """Abort every sequence. Right from any state: for interrupts and errors that hit the middle of a step."""
+        aborted = list(self.sequences.values())
+        for seq in aborted:
+            seq.status = SequenceStatus.FINISHED
+            seq.finish_reason, seq.finished_time = "abort", self.clock()
+            seq.block_table.clear()
+        self.sequences.clear()
+        self.running.clear()
+        self.waiting.clear()
+        self.blocks.release_all()
+        self.stats.num_requests_finished += len(aborted)
+        self._measure(0)
+        return aborted
+
+    def _admit(self, seq: Sequence) -> bool:
+        """Start `seq` if a place is free and all its tokens fit, with one more block left for each sequence that runs already."""
+        if len(self.running) >= self.max_num_seqs:
+            return False
+        hits = self.blocks.find_prefix(seq)
+        if not self.blocks.can_allocate(seq, hits, reserve=len(self.running)):
+            return False
+        self.blocks.allocate(seq, hits)
+        num_hit_tokens = len(hits) * self.blocks.block_size
+        seq.write_start = num_hit_tokens
+        # After a full hit the last token is computed all the same: its logits are needed. It writes nothing.
+        seq.num_computed_tokens = min(num_hit_tokens, len(seq) - 1)
+        seq.status = SequenceStatus.RUNNING
+        self.running.append(seq)
+        if seq.num_cached_tokens is None:
+            seq.num_cached_tokens = seq.num_computed_tokens
+            seq.admitted_time = self.clock()
+            self.stats.prefix_cache_queries += len(seq)
+            self.stats.prefix_cache_hits += seq.num_computed_tokens
+        return True
+
+    def _make_room(self, seq: Sequence, preempted: list[Sequence], rows: dict[int, PlanRow]) -> bool:
+        """Get blocks for all tokens of `seq`, preempting the newest sequences as needed: at worst `seq` itself (False)."""
+        while not self.blocks.grow(seq):
+            victim = self.running.pop()
+            self.blocks.free(victim)
+            victim.status = SequenceStatus.WAITING
+            victim.num_computed_tokens = victim.write_start = 0
+            victim.num_preemptions += 1
+            self.stats.num_preemptions += 1
+            preempted.append(victim)
+            rows.pop(victim.seq_id, None)  # a policy may have served it already; FCFS never has
+            if victim is seq:
+                return False
+        return True
+
+    def _plan_row(self, seq: Sequence, num_tokens: int) -> PlanRow:
+        start = seq.num_computed_tokens
+        end = start + num_tokens
+        return PlanRow(seq.seq_id, start, seq.token_ids[start:end], list(seq.block_table), seq.write_start,
+                       samples=end == len(seq), sampling=seq.sampling, seed=seq.seed)
+
+    def _requeue(self, preempted: list[Sequence]) -> None:
+        """Take the admitted out of the queue and put the preempted at its head, the oldest first."""
+        while self.waiting and self.waiting[0].status is SequenceStatus.RUNNING:
+            self.waiting.popleft()
+        if len(self.running) + len(self.waiting) + len(preempted) > len(self.sequences):  # a policy took from the middle
+            self.waiting = deque(seq for seq in self.waiting if seq.status is SequenceStatus.WAITING and seq not in preempted)
+        self.waiting.extendleft(preempted)
+
+    def _append(self, seq: Sequence, token: int) -> None:
+        seq.token_ids.append(token)
+        self.stats.generation_tokens += 1
+        if seq.first_token_time is None:
+            seq.first_token_time = self.clock()
+
+    def _count_computed(self, seq: Sequence, row: PlanRow) -> None:
+        if row.start < seq.num_prompt_tokens or len(row.token_ids) > 1:
+            self.stats.prompt_tokens += len(row.token_ids)
+        self.stats.recomputed_tokens += max(0, min(row.context_len, seq.max_computed_tokens) - row.start)
+        seq.max_computed_tokens = max(seq.max_computed_tokens, row.context_len)
+
+    def _measure(self, batch_size: int) -> None:
+        stats = self.stats
+        stats.batch_size = batch_size
+        stats.num_requests_running = len(self.running)
+        stats.num_requests_waiting = len(self.waiting)
+        stats.kv_cache_usage_perc = self.blocks.num_used_blocks / len(self.blocks.blocks)

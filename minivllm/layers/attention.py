@@ -1,0 +1,42 @@
+"""The attention layer: what happens between the qkv projection and the output projection.
+
+It owns q/k norm, rotary, the cache write and the attention itself, so that a backend may fuse them; and it owns its layer's
+view of the KV cache, which the worker hands it. The model above knows nothing of all this. Built in notebooks 01 to 04.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from minivllm.attention import AttentionBackend
+from minivllm.attention.metadata import AttentionMetadata
+from minivllm.layers.norm import RMSNorm
+from minivllm.layers.rotary import RotaryEmbedding
+
+
+class Attention(nn.Module):
+    """qkv [T, (H + 2 K) * D], positions [T] -> [T, H * D]. `bind` must come first."""
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, rotary: RotaryEmbedding,
+                 q_norm: RMSNorm | None = None, k_norm: RMSNorm | None = None):
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.scale = head_dim ** -0.5
+        self.rotary, self.q_norm, self.k_norm = rotary, q_norm, k_norm
+        self.backend: AttentionBackend | None = None
+        self.k_cache: Tensor | None = None
+        self.v_cache: Tensor | None = None
+
+    def bind(self, backend: AttentionBackend, k_cache: Tensor, v_cache: Tensor) -> None:
+        """Use this backend on this layer's slots: k_cache and v_cache [N * S, K, D]."""
+        self.backend, self.k_cache, self.v_cache = backend, k_cache, v_cache
+
+    def forward(self, qkv: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)  # [T, H + 2 K, D]
+        q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.rotary(q, positions), self.rotary(k, positions)
+        self.backend.store(k, v, self.k_cache, self.v_cache, metadata)
+        out = self.backend.attend(q, self.k_cache, self.v_cache, metadata, self.scale)  # [T, H, D]
+        return out.reshape(-1, self.num_heads * self.head_dim)

@@ -1,0 +1,90 @@
+"""The Llama decoder (Touvron et al., 2023), as in the paper: nothing here knows of a cache, a backend or a device.
+
+Checkpoint names are Hugging Face's: a parameter's path below is its name in the file, but for the merged layers, which
+name their parts. Families that differ in a detail derive from this class. Built in notebooks 01 and 02.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from minivllm.attention.metadata import AttentionMetadata
+from minivllm.layers.attention import Attention
+from minivllm.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from minivllm.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from minivllm.layers.norm import RMSNorm
+from minivllm.layers.rotary import RotaryEmbedding
+from minivllm.models.config import ModelConfig
+
+
+class LlamaAttention(nn.Module):
+    def __init__(self, config: ModelConfig, rotary: RotaryEmbedding, qk_norm: bool):
+        super().__init__()
+        shape = (config.num_heads, config.num_kv_heads, config.head_dim)
+        self.qkv_proj = QKVParallelLinear(config.hidden_size, *shape, bias=config.attention_bias)
+        self.o_proj = RowParallelLinear(config.num_heads * config.head_dim, config.hidden_size, bias=config.attention_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
+        self.attn = Attention(*shape, rotary, self.q_norm, self.k_norm)
+
+    def forward(self, x: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        return self.o_proj(self.attn(self.qkv_proj(x), positions, metadata))
+
+
+class LlamaMLP(nn.Module):
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        sizes = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
+        self.gate_up_proj = MergedColumnParallelLinear(config.hidden_size, sizes, bias=config.mlp_bias)
+        self.down_proj = RowParallelLinear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class LlamaDecoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig, rotary: RotaryEmbedding, qk_norm: bool):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = LlamaAttention(config, rotary, qk_norm)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = LlamaMLP(config)
+
+    def forward(self, x: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), positions, metadata)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class LlamaModel(nn.Module):
+    def __init__(self, config: ModelConfig, qk_norm: bool):
+        super().__init__()
+        rotary = RotaryEmbedding(config.head_dim, config.max_positions, config.rope_theta)
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(LlamaDecoderLayer(config, rotary, qk_norm) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        x = self.embed_tokens(input_ids)  # [T, hidden]
+        for layer in self.layers:
+            x = layer(x, positions, metadata)
+        return self.norm(x)
+
+
+class LlamaForCausalLM(nn.Module):
+    """input_ids [T] int64, positions [T] int64 -> hidden states [T, hidden]; `compute_logits` [R, hidden] -> [R, V]."""
+
+    qk_norm = False  # whether every head of q and k is normalised before it is rotated
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.model = LlamaModel(config, self.qk_norm)
+        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size,
+                                      tied_to=self.model.embed_tokens if config.tie_word_embeddings else None)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        return self.model(input_ids, positions, metadata)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(hidden)

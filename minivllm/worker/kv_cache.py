@@ -1,0 +1,78 @@
+"""The KV-cache pool: one tensor for all blocks of all layers, and how many blocks a device has memory for.
+
+Knows no sequence: a block is a number here. Built in notebook 04.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from minivllm.attention import AttentionBackend
+from minivllm.layers.attention import Attention
+from minivllm.models.config import ModelConfig
+from minivllm.worker.device import GIB
+
+CPU_POOL_BYTES = GIB
+#: Left free on a GPU for activations and the allocator.
+#: Simplified: a production engine runs the largest batch once and measures what it takes.
+GPU_RESERVE_BYTES = GIB
+
+
+@dataclass(frozen=True)
+class KVCacheSpec:
+    """What one token's K and V take: L layers, K kv heads, D head dim, in `dtype`."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, model: ModelConfig, dtype: torch.dtype) -> KVCacheSpec:
+        return cls(model.num_layers, model.num_kv_heads, model.head_dim, dtype)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Two (K and V) * L * K * D * bytes of an element: 46,080 for SmolLM2-135M in float32."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class KVCachePool:
+    """`cache` [2, L, N, S, K, D]: K and V of every layer, block and slot. Zeroed, so that no slot ever holds a stray NaN."""
+
+    def __init__(self, spec: KVCacheSpec, num_blocks: int, block_size: int, device: torch.device):
+        shape = (2, spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+        self.cache = torch.zeros(shape, dtype=spec.dtype, device=device)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.cache.nbytes
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """One layer's K and V as kernels see them: [N * S, K, D], addressed by slot. Views, not copies."""
+        flat = self.cache[:, index].flatten(1, 2)  # [2, N * S, K, D]
+        return flat[0], flat[1]
+
+    def bind(self, model: nn.Module, backend: AttentionBackend) -> None:
+        """Give every attention layer of `model`, in order, its own part of the pool."""
+        layers = [module for module in model.modules() if isinstance(module, Attention)]
+        if len(layers) != self.cache.shape[1]:
+            raise ValueError(f"the model has {len(layers)} attention layers and the pool {self.cache.shape[1]}")
+        for index, layer in enumerate(layers):
+            layer.bind(backend, *self.layer(index))
+
+
+def num_blocks_that_fit(bytes_per_block: int, device: torch.device, gpu_memory_utilization: float) -> int:
+    """On a CPU 1 GiB of blocks; on a GPU what `gpu_memory_utilization` leaves after the weights and the reserve."""
+    if device.type == "cpu":
+        return CPU_POOL_BYTES // bytes_per_block
+    total = torch.cuda.get_device_properties(device).total_memory
+    free = torch.cuda.mem_get_info(device)[0]
+    budget = min(int(total * gpu_memory_utilization) - torch.cuda.memory_allocated(device), free) - GPU_RESERVE_BYTES
+    if budget < bytes_per_block:
+        raise ValueError(f"no memory for a KV cache: {device} has {total / GIB:.1f} GiB, of which {free / GIB:.1f} GiB are free, and "
+                         f"gpu_memory_utilization is {gpu_memory_utilization}; raise it, close what else uses the GPU, or set num_kv_blocks")
+    return budget // bytes_per_block
