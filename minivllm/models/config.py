@@ -84,12 +84,13 @@ def _ids(value: int | list[int] | None) -> frozenset[int]:
 
 
 def _refuse_what_is_not_built(config: dict[str, Any], model: ModelConfig) -> None:
-    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    rope_type = rope.get("rope_type") or rope.get("type") or "default"
-    if rope_type != "default":
-        raise ValueError(f"rope type {rope_type!r} is not supported: only 'default' is")
-    if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) not in (None, 1.0):
-        raise ValueError("partial_rotary_factor other than 1 is not supported")
+    for rope in (config.get("rope_scaling") or {}, config.get("rope_parameters") or {}):
+        rope_type = rope.get("rope_type") or rope.get("type") or "default"
+        if rope_type != "default":
+            raise ValueError(f"rope type {rope_type!r} is not supported: only 'default' is")
+    for place in (config, config.get("rope_parameters") or {}):
+        if place.get("partial_rotary_factor") not in (None, 1, 1.0):
+            raise ValueError(f"partial_rotary_factor {place['partial_rotary_factor']} is not supported: only 1 is")
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported: only 'silu' is")
     if config.get("use_sliding_window") and config.get("sliding_window"):

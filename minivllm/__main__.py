@@ -1,0 +1,123 @@
+"""The command line: `minivllm generate`, `minivllm chat`, `minivllm doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from minivllm.sampling_params import SamplingParams
+
+MODEL_HELP = "'smollm2' (embedded, the default), a model directory, or a .gguf file"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0, or 1 after one line on stderr that says what was wrong (2 for unusable arguments)."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except (ValueError, TypeError, FileNotFoundError, ImportError) as error:
+        print(f"minivllm: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="minivllm", description="A small LLM inference engine with a paged KV cache.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    generate = commands.add_parser("generate", help="complete prompts")
+    generate.add_argument("prompts", nargs="+", metavar="PROMPT")
+    generate.add_argument("--json", action="store_true", help="print one JSON object a prompt, one a line")
+    _model_arguments(generate)
+    _sampling_arguments(generate, max_tokens=64)
+    generate.set_defaults(run=_generate)
+
+    chat = commands.add_parser("chat", help="talk to the model; Ctrl-C stops an answer, Ctrl-D ends")
+    chat.add_argument("--system", help="the conversation's system message")
+    _model_arguments(chat)
+    _sampling_arguments(chat, max_tokens=512)
+    chat.set_defaults(run=_chat)
+
+    doctor = commands.add_parser("doctor", help="what this machine has, what is used and why, what is missing")
+    doctor.add_argument("--model", default="smollm2", help=MODEL_HELP)
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="smollm2", help=MODEL_HELP)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, float16 or bfloat16")
+    parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs, no torch.compile")
+
+
+def _sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    parser.add_argument("--max-tokens", type=int, default=max_tokens, help=f"tokens to generate at most (default {max_tokens})")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0: always the most likely token (default 1.0)")
+    parser.add_argument("--top-k", type=int, default=0, help="keep the k most likely tokens (default 0: all)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="keep the most likely tokens that reach p together (default 1.0)")
+    parser.add_argument("--seed", type=int, help="makes the random choices repeatable")
+
+
+def _make(args: argparse.Namespace):
+    from minivllm.llm import LLM
+
+    params = SamplingParams(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed, max_tokens=args.max_tokens)
+    return LLM(args.model, device=args.device, dtype=args.dtype, enforce_eager=args.enforce_eager), params
+
+
+def _generate(args: argparse.Namespace) -> int:
+    llm, params = _make(args)
+    with llm:
+        for output in llm.generate(args.prompts, params, use_tqdm=len(args.prompts) > 1 and sys.stderr.isatty()):
+            print(json.dumps(output.as_dict()) if args.json else output.prompt + output["text"], flush=True)
+    return 0
+
+
+def _chat(args: argparse.Namespace) -> int:
+    llm, params = _make(args)
+    messages = [{"role": "system", "content": args.system}] if args.system else []
+    with llm:
+        while True:
+            try:
+                text = input("> ")
+            except EOFError:
+                print()
+                return 0
+            except KeyboardInterrupt:
+                print("\n(Ctrl-D ends the chat)")
+                continue
+            if text.strip():
+                messages.append({"role": "user", "content": text})
+                messages.append({"role": "assistant", "content": _answer(llm, messages, params)})
+
+
+def _answer(llm, messages: list[dict[str, str]], params: SamplingParams) -> str:
+    """Print the answer as it comes and return it; Ctrl-C ends it where it is."""
+    pieces = []
+    stream = llm.stream({"prompt_token_ids": llm.chat_prompt(messages)}, params)
+    try:
+        for piece in stream:
+            pieces.append(piece)
+            print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        print(" (stopped)", end="")
+    finally:
+        stream.close()
+    print()
+    return "".join(pieces)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from minivllm.doctor import report
+
+    for line in report(args.model):
+        print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
