@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 
+from minivllm import __version__
 from minivllm.sampling_params import SamplingParams
 
 MODEL_HELP = "'smollm2' (embedded, the default), a model directory, or a .gguf file"
@@ -26,6 +27,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="minivllm", description="A small LLM inference engine with a paged KV cache.")
+    parser.add_argument("--version", action="version", version=f"minivllm {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     generate = commands.add_parser("generate", help="complete prompts")

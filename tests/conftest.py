@@ -5,7 +5,8 @@ import os
 import pytest
 import torch
 
-torch.set_num_threads(min(2, os.cpu_count() or 1))
+if "OMP_NUM_THREADS" not in os.environ:
+    torch.set_num_threads(min(4, os.cpu_count() or 1))
 
 
 def pytest_collection_modifyitems(items):

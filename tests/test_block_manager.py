@@ -306,6 +306,10 @@ def broken_while_taking_over_an_entry(manager):
     manager.blocks[3].hash = manager.blocks[0].hash
 
 
+def broken_while_forgetting_a_hash(manager):
+    manager.cached_blocks[b"an entry of nobody"] = 3
+
+
 def broken_while_freeing(manager):
     manager.blocks[1].ref_count += 3
 
@@ -316,7 +320,7 @@ def broken_while_sharing(manager):
 
 
 @pytest.mark.parametrize("breaks", [broken_while_taking, broken_while_dropping_an_entry, broken_while_publishing, broken_while_taking_over_an_entry,
-                                    broken_while_freeing, broken_while_sharing])
+                                    broken_while_forgetting_a_hash, broken_while_freeing, broken_while_sharing])
 def test_release_all_mends_a_change_that_was_cut_off(breaks):
     manager = BlockManager(4, 2)
     manager.free(allocate(manager, 1, 2))

@@ -16,25 +16,27 @@ TEXT = (
     "Water boils at 100 degrees and freezes at 0. Il fait beau aujourd'hui, n'est-ce pas? Once upon a time there was a small engine. "
 )
 LENGTHS = [1, 2, 5, 15, 16, 17, 33, 48, 64, 100]
-BASE = dict(block_size=16, num_kv_blocks=96, max_num_batched_tokens=2048, enable_prefix_caching=True, together=True)
+BASE = dict(block_size=4, num_kv_blocks=384, max_num_batched_tokens=2048, enable_prefix_caching=True, together=True)
 ONE_AT_A_TIME = [
-    {}, {"together": False}, {"enable_prefix_caching": False}, {"block_size": 1, "num_kv_blocks": 600}, {"block_size": 4, "num_kv_blocks": 200},
-    {"block_size": 64, "num_kv_blocks": 40}, {"max_num_batched_tokens": 16}, {"num_kv_blocks": 9},
+    {}, {"together": False}, {"enable_prefix_caching": False}, {"block_size": 1}, {"block_size": 16}, {"block_size": 64},
+    {"max_num_batched_tokens": 16}, {"num_kv_blocks": 30},
 ]
 COMBINATIONS = [
     {"block_size": 1, "num_kv_blocks": 150, "max_num_batched_tokens": 16},
     {"block_size": 1, "num_kv_blocks": 130, "enable_prefix_caching": False},
-    {"block_size": 4, "num_kv_blocks": 40, "max_num_batched_tokens": 16},
-    {"block_size": 4, "num_kv_blocks": 32, "enable_prefix_caching": False},
-    {"block_size": 4, "num_kv_blocks": 200, "together": False, "max_num_batched_tokens": 16},
+    {"num_kv_blocks": 40, "max_num_batched_tokens": 16},
+    {"num_kv_blocks": 32, "enable_prefix_caching": False},
+    {"together": False, "max_num_batched_tokens": 16},
     {"block_size": 64, "num_kv_blocks": 3, "max_num_batched_tokens": 16},
     {"block_size": 64, "num_kv_blocks": 4, "enable_prefix_caching": False},
-    {"block_size": 64, "num_kv_blocks": 40, "together": False, "enable_prefix_caching": False},
-    {"num_kv_blocks": 8, "max_num_batched_tokens": 16},
-    {"num_kv_blocks": 8, "enable_prefix_caching": False, "max_num_batched_tokens": 16},
-    {"max_num_batched_tokens": 16, "together": False, "enable_prefix_caching": False},
-    {"num_kv_blocks": 12, "max_num_batched_tokens": 61},
+    {"block_size": 64, "together": False, "enable_prefix_caching": False},
+    {"block_size": 16, "num_kv_blocks": 8, "max_num_batched_tokens": 16},
+    {"num_kv_blocks": 34, "enable_prefix_caching": False, "max_num_batched_tokens": 16},
+    {"block_size": 16, "max_num_batched_tokens": 16, "enable_prefix_caching": False},
+    {"block_size": 16, "num_kv_blocks": 12, "max_num_batched_tokens": 61},
 ]
+#: Pools in which ten sequences that run at once cannot all grow by 16 tokens: rows of these must preempt.
+PREEMPTING = [(1, 150), (1, 130), (4, 30), (4, 32), (4, 34), (4, 40)]
 
 
 class Setup:
@@ -51,7 +53,7 @@ class Setup:
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def setup(request, transformers_model):
-    llm = LLM("smollm2", device=request.param, dtype="float32", num_kv_blocks=96, block_size=16)
+    llm = LLM("smollm2", device=request.param, dtype="float32", num_kv_blocks=96, block_size=16, max_model_len=512)
     yield Setup(llm, transformers_model.to(request.param))
     llm.close()
     transformers_model.to("cpu")
@@ -61,7 +63,7 @@ def run(setup, together=True, **changes):
     """Generate under changed settings, over the same loaded weights; returns the engine and tokens by prompt."""
     settings = {**BASE, **changes}
     settings.pop("together", None)
-    config = EngineConfig(max_num_seqs=10, **settings).complete(num_kv_blocks=1, max_positions=min(512, settings["block_size"] * settings["num_kv_blocks"]))
+    config = EngineConfig(max_num_seqs=10, **settings).complete(num_kv_blocks=1, max_positions=min(384, settings["block_size"] * settings["num_kv_blocks"]))
     setup.llm.runner.allocate(config.num_kv_blocks, config.block_size)
     engine = Engine(config, setup.llm.runner, setup.llm.model_config.vocab_size)
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
@@ -84,8 +86,8 @@ def test_greedy_tokens_equal_transformers(setup, changes):
     engine, tokens = run(setup, **changes)
     for prompt, generated in zip(setup.prompts, tokens):
         setup.reference.check(prompt, generated)
-    small_pool = changes.get("num_kv_blocks", 96) * changes.get("block_size", 16) < 260 and changes.get("together", True)
-    assert (engine.stats.num_preemptions > 0) == small_pool, "the factor that this row is about did not come into play"
+    if (engine.blocks.block_size, len(engine.blocks.blocks)) in PREEMPTING:
+        assert engine.stats.num_preemptions > 0 and engine.stats.recomputed_tokens > 0
     assert engine.blocks.num_free_blocks == len(engine.blocks.blocks)
 
 
@@ -97,7 +99,7 @@ def test_a_second_run_hits_the_cache_and_says_the_same(setup):
         engine.step()
     assert [seq.generated_token_ids for seq in sequences] == first
     hits = [seq.num_cached_tokens for seq in sequences]
-    assert hits == [0, 0, 0, 0, 15, 16, 32, 47, 63, 96]  # whole blocks; of a full hit all but the last token
+    assert hits == [0, 0, 4, 12, 15, 16, 32, 47, 63, 99]  # whole blocks; of a full hit all but the last token
 
 
 def test_prompts_of_a_chat_equal_transformers(setup):
@@ -111,7 +113,7 @@ def test_prompts_of_a_chat_equal_transformers(setup):
 def test_golden_text(setup):
     setup.llm.runner.allocate(96, 16)
     output = setup.llm.generate([[504, 3575, 282, 4649, 314]], SamplingParams(temperature=0, max_tokens=7), use_tqdm=False)[0]
-    assert output["text"] == " Paris.\n\nThe answer is"[:len(output["text"])] and "Paris" in output["text"]
+    assert output["text"] == " Paris.\n\nThe answer is:"
 
 
 def test_logits_equal_transformers(setup):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor, nn
 
 from minivllm.layers.embedding import ParallelLMHead
@@ -27,14 +28,14 @@ def parameter_slots(model: nn.Module) -> dict[str, Tensor]:
     return slots
 
 
+@torch.no_grad()
 def load_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]], source: str) -> None:
     """Copy `tensors` into `model`, converting dtype and device.
 
     Raises ValueError that lists every missing, unexpected and wrongly shaped tensor of `source`. A repeated `lm_head.weight`
     of a model that ties it to the embedding is passed over.
     """
-    slots = parameter_slots(model)
-    open_slots, unexpected, misshapen = dict(slots), [], []
+    open_slots, unexpected, misshapen = parameter_slots(model), [], []
     for name, tensor in tensors:
         slot = open_slots.pop(name, None)
         if slot is None:

