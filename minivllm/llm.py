@@ -218,7 +218,8 @@ def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     if not isinstance(prompts, Iterable):
         raise TypeError(f"prompts must be a text, token ids or a list of these, got {prompts!r:.80}")
     prompts = list(prompts)
-    return [prompts] if prompts and hasattr(prompts[0], "__index__") else prompts
+    first_is_token = bool(prompts) and hasattr(prompts[0], "__index__") and getattr(prompts[0], "ndim", 0) == 0
+    return [prompts] if first_is_token else prompts
 
 
 def _text_of(prompt: Prompt) -> str | None:

@@ -115,6 +115,11 @@ def test_a_sequence_with_blocks_is_not_allocated_again():
 
 # can_allocate.
 
+def test_a_sequence_that_fills_the_pool_can_be_allocated():
+    assert BlockManager(3, 2).can_allocate(sequence(1, 2, 3, 4, 5), [])
+    assert not BlockManager(2, 2).can_allocate(sequence(1, 2, 3, 4, 5), [])
+
+
 def test_can_allocate_counts_every_token_and_the_reserve():
     manager = BlockManager(4, 2)
     seq = sequence(1, 2, 3, 4, 5)

@@ -58,10 +58,11 @@ def test_counts_are_positive_ints(name):
     ({"attention_backend": 1}, TypeError, "LLM.attention_backend must be a string, got 1"),
     ({"dtype": "int8"}, ValueError, "LLM.dtype must be one of auto, float32, float16, bfloat16, got 'int8'"),
     ({"gpu_memory_utilization": 0}, ValueError, "LLM.gpu_memory_utilization must be above 0 and at most 1, got 0.0"),
-    ({"gpu_memory_utilization": 90}, ValueError, "LLM.gpu_memory_utilization must be above 0 and at most 1, got 90.0"),
+    ({"gpu_memory_utilization": 1.1}, ValueError, "LLM.gpu_memory_utilization must be above 0 and at most 1, got 1.1"),
     ({"gpu_memory_utilization": float("nan")}, ValueError, "LLM.gpu_memory_utilization must be a finite number, got nan"),
     ({"gpu_memory_utilization": True}, TypeError, "LLM.gpu_memory_utilization must be a number, got True"),
     ({"gpu_memory_utilization": "0.9"}, TypeError, "LLM.gpu_memory_utilization must be a number, got '0.9'"),
+    ({"tensor_parallel_size": 2}, ValueError, "LLM.tensor_parallel_size 2 is not supported yet: use 1"),
     ({"max_num_seqs": 8, "max_num_batched_tokens": 4}, ValueError,
      "LLM.max_num_batched_tokens (4) is below max_num_seqs (8): every running sequence needs one token a step, so raise the first or lower the second"),
 ])
@@ -142,6 +143,11 @@ def test_a_pool_of_one_token_is_refused(silent):
                                                      "raise num_kv_blocks")
 
 
+def test_a_pool_of_two_tokens_is_enough():
+    with pytest.warns(UserWarning, match="max_model_len is 2, not the model's 512"):
+        assert complete(num_kv_blocks=2, block_size=1).max_model_len == 2
+
+
 def test_a_pool_without_a_block_is_refused(silent):
     with pytest.raises(ValueError, match="the KV cache holds 0 tokens"):
         EngineConfig().complete(num_kv_blocks=0, max_positions=512)
@@ -157,6 +163,14 @@ def test_the_one_of_two_limits_that_was_left_out_is_adjusted_and_said(fields, ch
     assert (config.max_num_seqs, config.max_num_batched_tokens) == (seqs, tokens)
     assert [str(warning.message) for warning in caught] == [f"{changed} is {tokens}: every running sequence needs one token a step, "
                                                             f"so max_num_seqs may not exceed max_num_batched_tokens"]
+
+
+@pytest.mark.parametrize("fields", [{"num_kv_blocks": 10}, {"max_num_seqs": 3000}])
+def test_a_warning_points_at_whoever_called_the_caller_of_complete(fields):
+    """That is the line that says LLM(...)."""
+    with pytest.warns(UserWarning) as caught:
+        complete(**fields)
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_limits_that_agree_are_kept_in_silence(silent):

@@ -257,12 +257,13 @@ def test_output_that_is_not_finite_ends_that_request_alone(tmp_path):
     tiny_models.save("llama", tmp_path)
     with LLM(tmp_path, device="cpu", num_kv_blocks=32, block_size=4) as llm:
         expected = generate(llm, [[1, 2, 3]])[0]["token_ids"]
-        llm.runner.model.model.embed_tokens.weight[50] = float("nan")
+        llm.runner.model.model.embed_tokens.weight[95] = float("nan")
+        assert 95 not in expected
         with pytest.warns(UserWarning, match="not finite"):
-            good, bad = generate(llm, [[1, 2, 3], [4, 50, 6, 7, 8]])
+            good, bad = generate(llm, [[1, 2, 3], [4, 95, 6, 7, 8]])
         assert bad["finish_reason"] == "abort" and good["token_ids"] == expected
         with pytest.warns(UserWarning, match="not finite"):
-            assert generate(llm, [[4, 50, 6, 7, 8]])[0].num_cached_tokens == 0  # its blocks were not published
+            assert generate(llm, [[4, 95, 6, 7, 8]])[0].num_cached_tokens == 0  # its blocks were not published
 
 
 def test_a_closed_llm_says_so_and_closing_twice_is_fine(tmp_path):

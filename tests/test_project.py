@@ -73,7 +73,7 @@ def test_only_torch_is_needed_to_import_the_package():
 import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("triton", "flash_attn", "transformers", "tokenizers", "gguf", "safetensors", "numpy", "tqdm", "jinja2",
+        if name.split(".")[0] in ("triton", "flash_attn", "transformers", "tokenizers", "gguf", "safetensors", "tqdm", "jinja2",
                                   "huggingface_hub", "ipywidgets", "matplotlib", "fastapi"):
             raise ImportError(name + " is refused")
 sys.meta_path.insert(0, Refuse())

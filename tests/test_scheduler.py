@@ -65,6 +65,8 @@ def waiting(seq_id, tokens, computed=0):
 def test_each_running_sequence_is_sure_of_a_token_beside_a_long_prefill():
     long, decode = waiting(0, 100), waiting(1, 5, computed=4)
     assert list(first_come_first_served((long, decode, decode), (), 4)) == [(long, 2), (decode, 1), (decode, 1)]
+    assert list(first_come_first_served((long, long, decode), (), 7)) == [(long, 5), (long, 1), (decode, 1)]
+    assert list(first_come_first_served((decode, decode, long), (), 7)) == [(decode, 1), (decode, 1), (long, 5)]
 
 
 def test_a_decode_gets_its_token_in_every_step_of_a_long_prefill():
@@ -385,6 +387,17 @@ def test_first_admission_is_timed_not_the_one_after_a_preemption():
     admitted = sequences[2].admitted_time
     run_to_end(engine)
     assert sequences[2].num_preemptions and sequences[2].admitted_time == admitted
+
+
+def test_gauges_and_counters_know_of_aborts():
+    engine = make_engine(tiny_config(max_num_seqs=2))
+    sequences = [add(engine, 1, 2) for _ in range(4)]
+    step(engine)
+    engine.abort([sequences[0], sequences[2]])
+    stats = engine.stats
+    assert (stats.num_requests_running, stats.num_requests_waiting, stats.num_requests_finished, stats.kv_cache_usage_perc) == (1, 1, 2, 0.125)
+    engine.scheduler.abort_all()
+    assert (stats.num_requests_running, stats.num_requests_waiting, stats.num_requests_finished, stats.kv_cache_usage_perc) == (0, 0, 4, 0.0)
 
 
 # Update and finish.
