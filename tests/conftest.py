@@ -5,11 +5,15 @@ import os
 import pytest
 import torch
 
-if "OMP_NUM_THREADS" not in os.environ:
-    torch.set_num_threads(min(4, os.cpu_count() or 1))
+if "PYTEST_XDIST_WORKER" in os.environ:  # several processes: threads would only wait for each other
+    torch.set_num_threads(1)
+
+#: The longest files, so that in several processes they begin first.
+LONGEST = ("test_greedy_matrix.py", "test_setup.py", "test_llm.py")
 
 
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA GPU, and torch sees none here")

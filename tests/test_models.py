@@ -90,7 +90,8 @@ def test_end_tokens_are_the_union_of_config_and_generation_config(tmp_path):
 
 @pytest.mark.parametrize("change, named", [
     ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
-    ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "llama3"),
+    ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "dynamic"),
+    ({"sliding_window": 64}, "sliding_window"),
     ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
     ({"hidden_act": "gelu"}, "gelu"),
     ({"use_sliding_window": True, "sliding_window": 64}, "sliding_window"),

@@ -83,6 +83,20 @@ import minivllm, minivllm.__main__, minivllm.worker.model_runner, minivllm.weigh
     assert done.returncode == 0, done.stderr
 
 
+def test_every_module_can_be_imported_first():
+    code = """
+import importlib, pathlib, sys
+import torch
+for file in sorted(pathlib.Path("minivllm").rglob("*.py")):
+    name = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+    for loaded in [module for module in sys.modules if module.startswith("minivllm")]:
+        del sys.modules[loaded]
+    importlib.import_module(name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_tree_speaks_of_itself_alone():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
     for name in tracked:

@@ -284,14 +284,24 @@ def newest_first(running, waiting, budget):
     yield from ((seq, budget) for seq in waiting)
 
 
-def test_what_is_preempted_after_it_was_served_leaves_the_plan():
+def preempted_after_it_was_served():
+    """A step that served 2, then 1, and then had no block left for 0."""
     engine = make_engine(tiny_config(block_size=1, num_blocks=8), policy=newest_first)
     for token in (1, 2, 3):
         add(engine, token)
     step(engine)
     step(engine)
-    assert [row[0] for row in step(engine)] == [1, 0]  # 2 was served, 1 was served, 0 had no block left
-    assert ids(engine.scheduler.waiting) == [2] and engine.stats.batch_size == 2
+    return engine, step(engine)
+
+
+def test_what_is_preempted_after_it_was_served_leaves_the_plan():
+    engine, rows = preempted_after_it_was_served()
+    assert [row[0] for row in rows] == [1, 0] and ids(engine.scheduler.waiting) == [2]
+
+
+def test_what_left_the_plan_is_not_in_the_batch_size():
+    engine, _ = preempted_after_it_was_served()
+    assert engine.stats.batch_size == 2
 
 
 def test_a_policy_may_limit_what_a_sequence_gets():
@@ -355,8 +365,9 @@ def test_counters_add_up():
     assert (stats.num_requests_running, stats.num_requests_waiting, stats.kv_cache_usage_perc) == (0, 0, 0.0)
 
 
-def test_hit_rate_of_nothing_is_zero():
-    assert make_engine(tiny_config()).stats.prefix_cache_hit_rate == 0.0
+def test_all_counts_begin_at_zero():
+    stats = make_engine(tiny_config()).stats
+    assert set(stats.as_dict().values()) == {0} and stats.prefix_cache_hit_rate == 0.0
 
 
 def test_without_prefix_caching_nothing_is_looked_up():

@@ -14,6 +14,12 @@ FAMILIES = {
     "llama-biased": (transformers.LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
     "llama-no-gqa": (transformers.LlamaConfig, {"num_key_value_heads": 6}),
     "llama-theta": (transformers.LlamaConfig, {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "llama3-rope": (transformers.LlamaConfig, {"rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 300.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64}}),
+    "mistral": (transformers.MistralConfig, {"sliding_window": None, "head_dim": 8}),
+    "qwen2": (transformers.Qwen2Config, {}),
+    "qwen2-tied": (transformers.Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (transformers.Qwen3Config, {"head_dim": 16}),
     "qwen3-tied": (transformers.Qwen3Config, {"head_dim": 24, "tie_word_embeddings": True}),
 }

@@ -10,12 +10,16 @@ from torch import nn
 
 from minivllm.models.config import ModelConfig
 from minivllm.models.llama import LlamaForCausalLM
+from minivllm.models.mistral import MistralForCausalLM
+from minivllm.models.qwen2 import Qwen2ForCausalLM
 from minivllm.models.qwen3 import Qwen3ForCausalLM
 
 __all__ = ["ModelConfig", "model_class", "register_model"]
 
 _MODELS: dict[str, type[nn.Module]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
+    "MistralForCausalLM": MistralForCausalLM,
+    "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
 }
 

@@ -10,6 +10,19 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3.1's way to longer contexts: slow rotations are slowed down by `factor`, fast ones stay, between them it blends.
+
+    A rotation is slow when it turns fewer than `low_freq_factor` times within the original context, fast above `high_freq_factor`.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A decoder-only transformer's shape. Sizes in elements; `dtype` is the one its checkpoint names, or None."""
 
@@ -23,6 +36,7 @@ class ModelConfig:
     head_dim: int
     rms_norm_eps: float
     rope_theta: float
+    rope_scaling: RopeScaling | None
     max_positions: int
     tie_word_embeddings: bool
     attention_bias: bool
@@ -49,6 +63,7 @@ class ModelConfig:
                 head_dim=config.get("head_dim") or config["hidden_size"] // heads,
                 rms_norm_eps=config.get("rms_norm_eps", 1e-6),
                 rope_theta=_rope_theta(config),
+                rope_scaling=_rope_scaling(config),
                 max_positions=config.get("max_position_embeddings", 2048),
                 tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
                 attention_bias=bool(config.get("attention_bias", False)),
@@ -74,6 +89,19 @@ def _rope_theta(config: dict[str, Any]) -> float:
     return float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
 
 
+def _rope_scaling(config: dict[str, Any]) -> RopeScaling | None:
+    """From `rope_parameters` (transformers 5) or `rope_scaling` (before it). Raises ValueError for a type that is not built."""
+    found = None
+    for rope in (config.get("rope_scaling") or {}, config.get("rope_parameters") or {}):
+        rope_type = rope.get("rope_type") or rope.get("type") or "default"
+        if rope_type == "llama3":
+            found = RopeScaling(float(rope["factor"]), float(rope["low_freq_factor"]), float(rope["high_freq_factor"]),
+                                rope["original_max_position_embeddings"])
+        elif rope_type != "default":
+            raise ValueError(f"rope type {rope_type!r} is not supported: only 'default' and 'llama3' are")
+    return found
+
+
 def _dtype(config: dict[str, Any]) -> str | None:
     name = config.get("dtype") or config.get("torch_dtype")
     return None if name is None else str(name).removeprefix("torch.")
@@ -84,16 +112,14 @@ def _ids(value: int | list[int] | None) -> frozenset[int]:
 
 
 def _refuse_what_is_not_built(config: dict[str, Any], model: ModelConfig) -> None:
-    for rope in (config.get("rope_scaling") or {}, config.get("rope_parameters") or {}):
-        rope_type = rope.get("rope_type") or rope.get("type") or "default"
-        if rope_type != "default":
-            raise ValueError(f"rope type {rope_type!r} is not supported: only 'default' is")
     for place in (config, config.get("rope_parameters") or {}):
         if place.get("partial_rotary_factor") not in (None, 1, 1.0):
             raise ValueError(f"partial_rotary_factor {place['partial_rotary_factor']} is not supported: only 1 is")
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported: only 'silu' is")
-    if config.get("use_sliding_window") and config.get("sliding_window"):
-        raise ValueError(f"sliding_window {config['sliding_window']} is not supported: every token attends to all before it")
+    # Qwen2 names a window and says beside it whether it is used; Mistral only names it. One as long as the context hides nothing.
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    if window is not None and window < model.max_positions:
+        raise ValueError(f"sliding_window {window} is not supported: every token attends to all before it")
     if model.num_heads % model.num_kv_heads:
         raise ValueError(f"num_attention_heads {model.num_heads} is not a multiple of num_key_value_heads {model.num_kv_heads}")

@@ -19,10 +19,10 @@ from minivllm.models.config import ModelConfig
 
 
 class LlamaAttention(nn.Module):
-    def __init__(self, config: ModelConfig, rotary: RotaryEmbedding, qk_norm: bool):
+    def __init__(self, config: ModelConfig, rotary: RotaryEmbedding, qk_norm: bool, qkv_bias: bool):
         super().__init__()
         shape = (config.num_heads, config.num_kv_heads, config.head_dim)
-        self.qkv_proj = QKVParallelLinear(config.hidden_size, *shape, bias=config.attention_bias)
+        self.qkv_proj = QKVParallelLinear(config.hidden_size, *shape, bias=qkv_bias or config.attention_bias)
         self.o_proj = RowParallelLinear(config.num_heads * config.head_dim, config.hidden_size, bias=config.attention_bias)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
@@ -45,10 +45,10 @@ class LlamaMLP(nn.Module):
 
 
 class LlamaDecoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig, rotary: RotaryEmbedding, qk_norm: bool):
+    def __init__(self, config: ModelConfig, rotary: RotaryEmbedding, **variant: bool):
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = LlamaAttention(config, rotary, qk_norm)
+        self.self_attn = LlamaAttention(config, rotary, **variant)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = LlamaMLP(config)
 
@@ -58,11 +58,11 @@ class LlamaDecoderLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    def __init__(self, config: ModelConfig, qk_norm: bool):
+    def __init__(self, config: ModelConfig, **variant: bool):
         super().__init__()
-        rotary = RotaryEmbedding(config.head_dim, config.max_positions, config.rope_theta)
+        rotary = RotaryEmbedding(config.head_dim, config.max_positions, config.rope_theta, config.rope_scaling)
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(LlamaDecoderLayer(config, rotary, qk_norm) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(LlamaDecoderLayer(config, rotary, **variant) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
@@ -75,11 +75,12 @@ class LlamaModel(nn.Module):
 class LlamaForCausalLM(nn.Module):
     """input_ids [T] int64, positions [T] int64 -> hidden states [T, hidden]; `compute_logits` [R, hidden] -> [R, V]."""
 
-    qk_norm = False  # whether every head of q and k is normalised before it is rotated
+    qk_norm = False   # whether every head of q and k is normalised before it is rotated
+    qkv_bias = False  # whether q, k and v have a bias although the config's attention_bias does not say so
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.model = LlamaModel(config, self.qk_norm)
+        self.model = LlamaModel(config, qk_norm=self.qk_norm, qkv_bias=self.qkv_bias)
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size,
                                       tied_to=self.model.embed_tokens if config.tie_word_embeddings else None)
 
