@@ -1,6 +1,12 @@
 """Loading: every tensor must find its place, and every fault of a file is named."""
 
+import hashlib
+import http.server
 import json
+import os
+import subprocess
+import sys
+import threading
 
 import pytest
 import tiny_models
@@ -99,8 +105,118 @@ def test_a_directory_without_weights_or_config_says_which(tmp_path):
     with pytest.raises(FileNotFoundError, match="no config.json"):
         open_model(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({}))
-    with pytest.raises(FileNotFoundError, match="safetensors"):
+    with pytest.raises(FileNotFoundError, match="no weights"):
         open_model(str(tmp_path))
+
+
+def test_an_index_names_the_shards_and_a_missing_one_is_named(directory):
+    tensors = load_file(directory / "model.safetensors")
+    names = sorted(tensors)
+    shards = {"model-00001-of-00002.safetensors": names[:9], "model-00002-of-00002.safetensors": names[9:]}
+    for shard, held in shards.items():
+        save_file({name: tensors[name] for name in held}, directory / shard)
+    save_file({"stray.weight": torch.zeros(1)}, directory / "left-over.safetensors")  # not in the index, so not read
+    (directory / "model.safetensors").unlink()
+    index = {"weight_map": {name: shard for shard, held in shards.items() for name in held}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    load(directory).close()
+    (directory / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="model-00002-of-00002.safetensors; the download may not have finished"):
+        load(directory)
+
+
+def test_torch_weights_load_too_and_nothing_but_tensors(directory):
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    torch.save(tensors, directory / "pytorch_model.bin")
+    with load(directory) as llm:
+        for name, slot in parameter_slots(llm.runner.model).items():
+            assert torch.equal(slot, tensors[name])
+    data = (directory / "pytorch_model.bin").read_bytes()
+    (directory / "pytorch_model.bin").write_bytes(data[:len(data) // 2])
+    with pytest.raises(ValueError, match="pytorch_model.bin cannot be read as torch weights"):
+        load(directory)
+    torch.save({"a": Trap()}, directory / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="pytorch_model.bin cannot be read as torch weights"):
+        load(directory)
+    assert not Trap.sprung
+
+
+class Trap:
+    sprung = False
+
+    def __reduce__(self):
+        return Trap.spring, ()
+
+    @staticmethod
+    def spring():
+        Trap.sprung = True
+
+
+class Hub(http.server.SimpleHTTPRequestHandler):
+    """Just enough of the hub for one repository: its file list, and its files."""
+
+    revision = "0" * 40
+
+    def do_HEAD(self):
+        self.answer(body=False)
+
+    def do_GET(self):
+        self.answer(body=True)
+
+    def answer(self, body):
+        path = self.path.split("?")[0]
+        files = {file.name: file for file in self.server.folder.iterdir()}
+        if path.startswith("/api/models/me/tiny/tree/"):
+            entries = [{"type": "file", "path": name, "size": file.stat().st_size, "oid": "0" * 40} for name, file in files.items()]
+            self.send(json.dumps(entries).encode(), body)
+        elif path.startswith("/api/models/me/tiny"):
+            siblings = [{"rfilename": name} for name in files]
+            self.send(json.dumps({"id": "me/tiny", "modelId": "me/tiny", "sha": self.revision, "siblings": siblings}).encode(), body)
+        elif path.startswith("/me/tiny/resolve/") and path.rsplit("/", 1)[1] in files:
+            self.server.fetched.add(path.rsplit("/", 1)[1])
+            self.send(files[path.rsplit("/", 1)[1]].read_bytes(), body)
+        else:
+            self.send(b"", body, status=404, error="RepoNotFound")
+
+    def send(self, data, body, status=200, error=None):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        self.send_header("X-Repo-Commit", self.revision)
+        if error:
+            self.send_header("X-Error-Code", error)
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_hub_name_is_fetched_once_and_then_found_offline(directory, tmp_path_factory):
+    torch.save({}, directory / "pytorch_model.bin")  # beside safetensors it is not fetched
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.folder, server.fetched = directory, set()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    code = "import sys; from minivllm import LLM; print(LLM(sys.argv[1], device='cpu', num_kv_blocks=16).generate([[1, 2]], use_tqdm=False)[0]['finish_reason'])"
+    here = {**os.environ, "HF_HOME": str(tmp_path_factory.mktemp("hub")), "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
+
+    def run(name, **extra):
+        return subprocess.run([sys.executable, "-c", code, name], env={**here, **extra}, capture_output=True, text=True, timeout=120)
+
+    try:
+        done = run("me/tiny")
+        assert done.returncode == 0, done.stderr
+        assert {"config.json", "model.safetensors"} <= server.fetched and "pytorch_model.bin" not in server.fetched
+        unknown = run("me/nothing")
+        assert "FileNotFoundError: 'me/nothing' is no directory here and could not be fetched from the hub" in unknown.stderr
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert run("me/tiny", HF_HUB_OFFLINE="1").returncode == 0
+    assert "could not be fetched" in run("me/other", HF_HUB_OFFLINE="1").stderr
 
 
 def test_an_unknown_name_says_what_is_possible():

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from minivllm.weights.checkpoint import Checkpoint
 from minivllm.weights.gguf import open_gguf
-from minivllm.weights.safetensors import open_directory
+from minivllm.weights.directory import open_directory
 
 _FORMAT = 1  # of what is written; a new number leaves old entries alone
 _MANIFEST = "manifest.json"
