@@ -9,7 +9,7 @@ import sys
 from minivllm import __version__
 from minivllm.sampling_params import SamplingParams
 
-MODEL_HELP = "'smollm2' (embedded, the default), a model directory, or a .gguf file"
+MODEL_HELP = "'smollm2' (embedded, the default), a model directory, a .gguf file, or a hub name"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         return args.run(args)
-    except (ValueError, TypeError, FileNotFoundError, ImportError) as error:
+    except (ValueError, TypeError, OSError, ImportError) as error:
         print(f"minivllm: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -94,7 +94,16 @@ def _chat(args: argparse.Namespace) -> int:
                 continue
             if text.strip():
                 messages.append({"role": "user", "content": text})
+                _forget_what_does_not_fit(llm, messages)
                 messages.append({"role": "assistant", "content": _answer(llm, messages, params)})
+
+
+def _forget_what_does_not_fit(llm, messages: list[dict[str, str]]) -> None:
+    """Drop the oldest question and answer, and say so, until the conversation leaves room for an answer."""
+    first = 1 if messages[0]["role"] == "system" else 0
+    while len(llm.chat_prompt(messages)) >= llm.config.max_model_len and len(messages) > first + 1:
+        del messages[first:first + 2]
+        print(f"(the conversation is longer than {llm.config.max_model_len} tokens: its oldest part is forgotten)")
 
 
 def _answer(llm, messages: list[dict[str, str]], params: SamplingParams) -> str:

@@ -17,12 +17,12 @@ ALIASES = {"kvcache_block_size": "block_size", "num_kvcache_blocks": "num_kv_blo
 DEFAULT_MAX_NUM_SEQS = 256
 
 
-@helpful_keywords
+@helpful_keywords(_OWNER)
 @dataclass(frozen=True)
 class EngineConfig:
     """What a user may set. None means: chosen for the device, and found in the completed config afterwards.
 
-    model: "smollm2" (embedded), a directory with config.json and safetensors, or a .gguf file.
+    model: "smollm2" (embedded), a directory with config.json and weights, a .gguf file, or a hub name ("Qwen/Qwen3-0.6B").
     device: "auto", "cpu", "cuda" or "cuda:1". dtype: "auto", "float32", "float16" or "bfloat16".
     block_size: tokens a KV-cache block holds. num_kv_blocks: blocks in the pool; left out, it is sized from memory.
     gpu_memory_utilization: share of the GPU's memory that weights and pool may take together.
@@ -72,8 +72,7 @@ class EngineConfig:
             raise ValueError(f"LLM.max_num_batched_tokens ({tokens}) is below max_num_seqs ({seqs}): every running sequence needs one "
                              f"token a step, so raise the first or lower the second")
 
-    def complete(self, *, num_kv_blocks: int, max_positions: int, max_num_batched_tokens: int = 2048,
-                 block_size: int = 16) -> EngineConfig:
+    def complete(self, *, num_kv_blocks: int, max_positions: int, max_num_batched_tokens: int = 2048, block_size: int = 16) -> EngineConfig:
         """A copy with every limit a number. The arguments are what device and model allow; what the user set comes first.
 
         num_kv_blocks: how many blocks of this block size the pool's memory holds. max_positions: tokens the model was made for.
@@ -85,6 +84,11 @@ class EngineConfig:
                        max_model_len=self._fitting_model_len(num_kv_blocks, block_size, max_positions),
                        **self._fitting_batch(max_num_batched_tokens))
 
+    def check_positions(self, max_positions: int) -> None:
+        """Refuse a `max_model_len` beyond the model's positions: known, and so said, before its weights are loaded."""
+        if self.max_model_len is not None and self.max_model_len > max_positions:
+            raise ValueError(f"LLM.max_model_len {self.max_model_len} is above the {max_positions} positions the model was made for")
+
     def _fitting_model_len(self, num_kv_blocks: int, block_size: int, max_positions: int) -> int:
         pool = num_kv_blocks * block_size
         size = f"the KV cache holds {pool} tokens ({num_kv_blocks} blocks of {block_size})"
@@ -94,8 +98,7 @@ class EngineConfig:
             if pool < max_positions:
                 warnings.warn(f"max_model_len is {pool}, not the model's {max_positions}: {size}", stacklevel=4)
             return min(pool, max_positions)
-        if self.max_model_len > max_positions:
-            raise ValueError(f"LLM.max_model_len {self.max_model_len} is above the {max_positions} positions the model was made for")
+        self.check_positions(max_positions)
         if self.max_model_len > pool:
             raise ValueError(f"LLM.max_model_len {self.max_model_len} does not fit: {size}; lower it or raise num_kv_blocks")
         return self.max_model_len

@@ -64,7 +64,7 @@ def _model_lines(model: str, device: torch.device) -> Iterator[str]:
         dtype = select_dtype("auto", device, config.dtype)
         with torch.device("meta"):
             shapes = model_class(config.architecture)(config)
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         yield f"model        {model}: {error}"
         return
     weights = sum(parameter.numel() for parameter in shapes.parameters()) * dtype.itemsize

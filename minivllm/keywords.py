@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 def unknown_keyword(owner: str, name: str, valid: Iterable[str]) -> TypeError:
@@ -16,20 +16,24 @@ def unknown_keyword(owner: str, name: str, valid: Iterable[str]) -> TypeError:
     return TypeError(f"{owner} has no keyword {name!r}: {hint}")
 
 
-def helpful_keywords(cls: type) -> type:
-    """Class decorator: a misspelt keyword of `cls(...)` raises `unknown_keyword` instead of Python's bare TypeError."""
-    plain_init = cls.__init__
-    valid = [name for name in inspect.signature(plain_init).parameters if name != "self"]
+def helpful_keywords(owner: str) -> Callable[[type], type]:
+    """Class decorator: a misspelt keyword raises `unknown_keyword` for `owner`, what the user called, not Python's bare TypeError."""
 
-    @functools.wraps(plain_init)
-    def init(self, *args, **kwargs):
-        for name in kwargs:
-            if name not in valid:
-                raise unknown_keyword(cls.__name__, name, valid)
-        plain_init(self, *args, **kwargs)
+    def decorate(cls: type) -> type:
+        plain_init = cls.__init__
+        valid = [name for name in inspect.signature(plain_init).parameters if name != "self"]
 
-    cls.__init__ = init
-    return cls
+        @functools.wraps(plain_init)
+        def init(self, *args, **kwargs):
+            for name in kwargs:
+                if name not in valid:
+                    raise unknown_keyword(owner, name, valid)
+            plain_init(self, *args, **kwargs)
+
+        cls.__init__ = init
+        return cls
+
+    return decorate
 
 
 def require_int(owner: str, name: str, value: object, low: int, high: int | None = None) -> int:
@@ -48,7 +52,8 @@ def require_int(owner: str, name: str, value: object, low: int, high: int | None
 
 def require_number(owner: str, name: str, value: object) -> float:
     """`value` as a finite float, else a TypeError or ValueError that names `owner.name` and the value."""
-    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+    is_bool = isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", None) == "b"
+    if is_bool or isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
         raise TypeError(f"{owner}.{name} must be a number, got {value!r}")
     try:
         number = float(value)

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence as Listed
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minivllm.config import ALIASES, EngineConfig
 from minivllm.engine.engine import Engine
 from minivllm.engine.sequence import Sequence
 from minivllm.engine.stats import Stats
 from minivllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from minivllm.prompts import Messages, Prompt, are_conversations, as_list, check_messages, text_of, without_names
 from minivllm.sampling_params import SamplingParams
 from minivllm.tokenizer import Tokenizer
 
-Prompt = "str | Listed[int] | dict[str, Any]"
-Messages = "list[dict[str, str]]"
+if TYPE_CHECKING:
+    from minivllm.weights.checkpoint import Checkpoint
 
 
 class LLM:
     """A model, ready to generate. Not for several threads at once.
 
-    model: "smollm2" (embedded; the default), a directory with config.json and *.safetensors, or a .gguf file.
+    model: "smollm2" (embedded; the default), a directory with config.json and weights, a .gguf file, or a hub name.
     Every other keyword is a field of `EngineConfig`; nano-vLLM's names for two of them work too.
     Raises ValueError, TypeError or FileNotFoundError that names what is wrong and what to do; nothing stays allocated then.
     """
@@ -29,24 +30,25 @@ class LLM:
     def __init__(self, model: str = EngineConfig.model, **settings: Any):
         config = EngineConfig(model=_path(model), **_rename_aliases(settings))
         from minivllm.weights.hub import open_model
-        from minivllm.worker.device import default_max_num_batched_tokens
         from minivllm.worker.model_runner import ModelRunner
 
         checkpoint = open_model(config.model)
+        self._engine: Engine | None = None
         self.runner = ModelRunner(config, checkpoint)
+        try:
+            self.config = config.complete(**self.runner.limits(config))
+            self._set_up(checkpoint)
+        except BaseException:  # a notebook keeps the last error, and through it all that this frame holds
+            self.runner.close()
+            raise
+
+    def _set_up(self, checkpoint: Checkpoint) -> None:
         self.model_config = self.runner.model_config
-        block_size = config.block_size or self.runner.default_block_size
-        self.config = config.complete(
-            block_size=block_size,
-            num_kv_blocks=config.num_kv_blocks or self.runner.num_blocks_that_fit(block_size),
-            max_positions=self.model_config.max_positions,
-            max_num_batched_tokens=default_max_num_batched_tokens(self.runner.device),
-        )
-        self.runner.allocate(self.config.num_kv_blocks, block_size)
+        self.runner.allocate(self.config.num_kv_blocks, self.config.block_size)
         self.tokenizer: Tokenizer | None = checkpoint.make_tokenizer() if checkpoint.make_tokenizer else None
         own_ends = self.tokenizer.eos_token_ids if self.tokenizer else frozenset()
-        self._engine: Engine | None = Engine(self.config, self.runner, self.model_config.vocab_size, own_ends | self.model_config.eos_token_ids,
-                                             decode=self.tokenizer.decode if self.tokenizer else None)
+        self._engine = Engine(self.config, self.runner, self.model_config.vocab_size, own_ends | self.model_config.eos_token_ids,
+                              decode=self.tokenizer.decode if self.tokenizer else None)
 
     @property
     def engine(self) -> Engine:
@@ -66,19 +68,22 @@ class LLM:
         A prompt is a text, a list of token ids, or a dict with "prompt" or "prompt_token_ids". One SamplingParams serves all,
         a list gives each its own. An interrupt aborts what is under way and leaves the engine ready for the next call.
         """
-        prompts = _as_list(prompts)
+        prompts = as_list(prompts)
         requests = self._checked(prompts, sampling_params)
-        sequences = [self.engine.add(ids, params) for ids, params in requests]
+        sequences: list[Sequence] = []
         try:
+            for ids, params in requests:
+                sequences.append(self.engine.add(ids, params))
             self._run(sequences, use_tqdm)
         finally:
             self.engine.abort(sequences)
-        return [self._output(seq, _text_of(prompt)) for seq, prompt in zip(sequences, prompts)]
+        _warn_of_errors(sequences, stacklevel=3)
+        return [self._output(seq, text_of(prompt)) for seq, prompt in zip(sequences, prompts)]
 
     def chat(self, messages: Messages | list[Messages], sampling_params: SamplingParams | Listed[SamplingParams] | None = None,
              use_tqdm: bool = True) -> list[RequestOutput]:
         """Answer one conversation, or several: lists of {"role": ..., "content": ...} as OpenAI's API takes them."""
-        conversations = messages if _are_conversations(messages) else [messages]
+        conversations = messages if are_conversations(messages) else [messages]
         return self.generate([{"prompt_token_ids": self.chat_prompt(conversation)} for conversation in conversations], sampling_params, use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
@@ -90,7 +95,7 @@ class LLM:
 
     def chat_prompt(self, messages: Messages) -> list[int]:
         """Token ids of a conversation under the model's chat template, open for the assistant's answer."""
-        _check_messages(messages)
+        check_messages(messages)
         if self.tokenizer is None:
             raise ValueError("chat needs a tokenizer, and this model has none")
         return self.tokenizer.encode(self.tokenizer.render_chat(messages), add_special_tokens=False)
@@ -122,8 +127,7 @@ class LLM:
         return [(self.engine.check(self._token_ids(prompt)), item) for prompt, item in zip(prompts, params)]
 
     def _token_ids(self, prompt: Prompt) -> Listed[int]:
-        if isinstance(prompt, dict):
-            prompt = prompt.get("prompt_token_ids") or prompt.get("prompt", ())
+        prompt = without_names(prompt)
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValueError("this model has no tokenizer: give the prompt as token ids")
@@ -143,19 +147,21 @@ class LLM:
     def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[str]:
         seq = self.engine.add(ids, params, stream=True)
         try:
-            while not seq.finished:
-                self.engine.step()
-                if seq.finished:
+            done = False
+            while not done:
+                if not seq.finished:  # the steps of another call may have ended it
+                    self.engine.step()
+                done = seq.finished
+                if done:
                     seq.detokenizer.finish()
-                if piece := seq.detokenizer.take(final=seq.finished):
+                if piece := seq.detokenizer.take(final=done):
                     yield piece
         finally:
             if self._engine is not None:
                 self.engine.abort([seq])
-        _warn_of_error(seq)
+        _warn_of_errors([seq], stacklevel=3)
 
     def _output(self, seq: Sequence, prompt: str | None) -> RequestOutput:
-        _warn_of_error(seq)
         completion = CompletionOutput(0, self._text(seq), seq.generated_token_ids, seq.finish_reason, seq.stop_reason)
         return RequestOutput(seq.seq_id, prompt, seq.token_ids[:seq.num_prompt_tokens], [completion],
                              seq.num_cached_tokens or 0, RequestMetrics.of(seq))
@@ -167,7 +173,7 @@ class LLM:
         if self.tokenizer is None:
             return ""
         ids = seq.generated_token_ids
-        return self.tokenizer.decode(ids[:-1] if seq.stop_reason is not None else ids)
+        return self.tokenizer.decode(ids[:-1] if seq.finish_reason == "stop" else ids)  # no stop string here, so it was a token
 
 
 class _ProgressBar:
@@ -211,36 +217,7 @@ def _path(model: Any) -> Any:
     return str(model) if hasattr(model, "__fspath__") else model
 
 
-def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-    """One prompt or several -> a list. A non-empty list of ints is one prompt."""
-    if isinstance(prompts, (str, dict, bytes)):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise TypeError(f"prompts must be a text, token ids or a list of these, got {prompts!r:.80}")
-    prompts = list(prompts)
-    first_is_token = bool(prompts) and hasattr(prompts[0], "__index__") and getattr(prompts[0], "ndim", 0) == 0
-    return [prompts] if first_is_token else prompts
-
-
-def _text_of(prompt: Prompt) -> str | None:
-    text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
-    return text if isinstance(text, str) else None
-
-
-def _are_conversations(messages: Any) -> bool:
-    if not isinstance(messages, (list, tuple)) or not messages:
-        raise TypeError(f"messages must be a list of {{'role': ..., 'content': ...}} or a list of such lists, got {messages!r:.80}")
-    return isinstance(messages[0], (list, tuple))
-
-
-def _check_messages(messages: Any) -> None:
-    if not isinstance(messages, (list, tuple)) or not messages:
-        raise ValueError(f"a conversation needs at least one message, got {messages!r:.80}")
-    for message in messages:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise TypeError(f"a message must be a dict with the texts 'role' and 'content', got {message!r:.80}")
-
-
-def _warn_of_error(seq: Sequence) -> None:
-    if seq.error:
-        warnings.warn(f"request {seq.seq_id} was aborted: {seq.error}", stacklevel=4)
+def _warn_of_errors(sequences: list[Sequence], stacklevel: int) -> None:
+    for seq in sequences:
+        if seq.error:
+            warnings.warn(f"request {seq.seq_id} was aborted: {seq.error}", stacklevel=stacklevel)

@@ -13,7 +13,7 @@ _OWNER = "SamplingParams"
 _SEED_LIMIT = 2**64 - 1
 
 
-@helpful_keywords
+@helpful_keywords(_OWNER)
 @dataclass(frozen=True)
 class SamplingParams:
     """How to sample and when to stop. Names, defaults and meanings are vLLM's, except `max_tokens` (64 here).

@@ -69,6 +69,10 @@ def test_a_bad_prompt_is_refused_and_nothing_has_changed(prompt, error, message)
     assert (after.seq_id, after.seed) == (want.seq_id, want.seed)
 
 
+def test_the_whole_vocabulary_is_accepted():
+    assert letters_engine().add([0, 11], SamplingParams()).token_ids == [0, 11]
+
+
 def test_a_long_prompt_is_quoted_in_part():
     with pytest.raises(TypeError) as caught:
         letters_engine().add([1.5] * 1000, SamplingParams())

@@ -719,6 +719,7 @@ FAULTS = [
 def named_error(fault, harness):
     with pytest.raises((Violation, InvariantError)) as caught:
         fault.scenario(harness)
+    assert str(caught.value).startswith(caught.value.name + ": ")
     return caught.value.name
 
 

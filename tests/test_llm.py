@@ -60,7 +60,8 @@ def test_an_output_answers_both_ways(whole):
 
 def test_every_form_of_prompt_means_the_same(whole):
     ids = [504, 3575, 282, 4649, 314]
-    forms = ["The capital of France is", ids, tuple(ids), np.array(ids), torch.tensor(ids), {"prompt": "The capital of France is"}, {"prompt_token_ids": ids}]
+    forms = ["The capital of France is", ids, tuple(ids), np.array(ids), torch.tensor(ids), {"prompt": "The capital of France is"}, {"prompt_token_ids": ids},
+             {"prompt_token_ids": np.array(ids)}]
     for form in forms:
         assert [out["text"] for out in generate(whole, [form])] == [PARIS]
     assert [out["text"] for out in generate(whole, forms)] == [PARIS] * len(forms)
@@ -124,6 +125,78 @@ def test_closing_a_stream_aborts_its_request_alone(whole):
     assert len("".join(second)) > 0
 
 
+def test_a_stream_loses_nothing_when_other_calls_take_its_steps(whole):
+    params = SamplingParams(temperature=0, max_tokens=12)
+    expected = generate(whole, "The capital of France is", params)[0]["text"]
+    first, second = (whole.stream("The capital of France is", params) for _ in range(2))
+    start = next(first)
+    generate(whole, "Hello", SamplingParams(temperature=0, max_tokens=20))
+    assert start + "".join(first) == expected
+    start = next(second)
+    assert "".join(whole.stream("The capital of France is", params)) == expected and start + "".join(second) == expected
+
+
+def test_a_stream_cut_by_an_error_elsewhere_says_so(whole, monkeypatch):
+    stream = whole.stream("One", SamplingParams(temperature=0, max_tokens=30))
+    next(stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(whole.runner, "execute", lambda plan: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            generate(whole, "Two")
+    with pytest.warns(UserWarning, match="aborted: a step that it was part of failed"):
+        list(stream)
+
+
+def test_an_interrupt_while_requests_are_queued_leaves_none_behind(whole, monkeypatch):
+    add, calls = whole.engine.add, []
+
+    def interrupted(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return add(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(whole.engine, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            generate(whole, ["One", "Two", "Three"])
+    assert not whole.engine.has_unfinished_requests()
+
+
+def test_a_second_interrupt_during_the_clean_up_leaves_the_pool_whole(whole, monkeypatch):
+    def once(*_):
+        raise KeyboardInterrupt
+
+    stream = whole.stream("One", SamplingParams(temperature=0, max_tokens=30))
+    next(stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(whole.engine.blocks, "free", once)
+        with pytest.raises(KeyboardInterrupt):
+            stream.close()
+
+
+def test_a_refused_constructor_keeps_no_weights(tmp_path):
+    import gc
+    import weakref
+
+    from minivllm.worker import model_runner
+
+    tiny_models.save("llama", tmp_path)
+    made = []
+
+    class Watched(model_runner.ModelRunner):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(weakref.ref(self.model))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_runner, "ModelRunner", Watched)
+        with pytest.raises(ValueError, match="does not fit") as kept:
+            LLM(tmp_path, device="cpu", num_kv_blocks=2, max_model_len=200)
+    gc.collect()
+    assert made[0]() is None and kept.value is not None
+
+
 def test_a_stream_that_is_never_read_queues_nothing(whole):
     whole.stream("One", GREEDY)
     assert not whole.engine.has_unfinished_requests()
@@ -180,7 +253,7 @@ BAD_PROMPTS = [
     ([[-1]], ValueError, "-1"), ([[1, "a"]], TypeError, "ints only"), ([[1.5]], TypeError, "ints only"), ([[True, False]], TypeError, "ints only"),
     ([b"bytes"], TypeError, "text or a list"), (b"bytes", TypeError, "text or a list"), ([None], TypeError, "text or a list"), (None, TypeError, "prompts must be"),
     (7, TypeError, "prompts must be"), ([[1] * 5000], ValueError, "5000 tokens and max_model_len is 4096"), (["\ud800"], ValueError, "surrogate"),
-    ([10**30], ValueError, "outside the vocabulary"), ([{}], ValueError, "empty"), ([{"text": "hi"}], ValueError, "empty"), ([object()], TypeError, "text or a list"),
+    ([10**30], ValueError, "outside the vocabulary"), ([{}], ValueError, "empty"), ([{"text": "hi"}], TypeError, "keyword 'text'"), ([{"promt": "hi"}], TypeError, "did you mean 'prompt'"), ([object()], TypeError, "text or a list"),
 ]
 
 

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "minivllm"
 CORE = ["engine/*.py", "worker/*.py", "attention/__init__.py", "attention/metadata.py", "attention/torch_sdpa.py", "layers/*.py", "models/__init__.py",
-        "models/config.py", "models/llama.py", "llm.py"]
+        "models/config.py", "models/llama.py", "llm.py", "prompts.py"]
 
 
 def code_lines(file):

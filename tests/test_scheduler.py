@@ -240,6 +240,8 @@ def test_a_preempted_sequence_finds_its_blocks_again():
     step(engine)
     engine.abort(sequences[:2])
     assert step(engine) == [(2, 1, 2, True)]  # of its two blocks one was reused
+    assert engine.stats.prompt_tokens == 3 + 2  # to compute several at once is prefill, whoever chose the tokens
+    assert engine.stats.recomputed_tokens == 1
     assert sequences[2].num_cached_tokens == 0  # that is about its prompt at its first admission
 
 
@@ -297,6 +299,15 @@ def preempted_after_it_was_served():
 def test_what_is_preempted_after_it_was_served_leaves_the_plan():
     engine, rows = preempted_after_it_was_served()
     assert [row[0] for row in rows] == [1, 0] and ids(engine.scheduler.waiting) == [2]
+
+
+def test_who_is_served_after_a_victim_still_gets_its_token():
+    engine = make_engine(tiny_config(block_size=1, num_blocks=6), policy=lambda running, waiting, budget: [(seq, 9) for seq in (*running[:1], *running[:0:-1], *waiting)])
+    for token in (1, 2, 3):
+        add(engine, token)
+    step(engine)
+    step(engine)
+    assert [row[0] for row in step(engine)] == [0, 1]  # in the order 0, 2, 1
 
 
 def test_what_left_the_plan_is_not_in_the_batch_size():

@@ -13,14 +13,15 @@ from minivllm.attention.metadata import AttentionMetadata
 class AttentionBackend(Protocol):
     """Writes a step's K/V to the cache, then attends through the block tables: a hit, a chunk and a decode are one case.
 
-    `prepare` runs once a step, before the model, on metadata that is still on the host; its answer becomes `metadata.plan`.
+    `prepare` runs once a step, before the model; its answer becomes `metadata.plan`. It is given, as lists on the host, how many
+    tokens each row computes and attends to, so that it need not ask the device.
     q [T, H, D]; k, v [T, K, D]; k_cache, v_cache [N * S, K, D], addressed by slot.
     """
 
     name: str
     default_block_size: int
 
-    def prepare(self, metadata: AttentionMetadata, device: torch.device) -> Any: ...
+    def prepare(self, metadata: AttentionMetadata, query_lens: list[int], context_lens: list[int]) -> Any: ...
 
     def store(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata) -> None: ...
 

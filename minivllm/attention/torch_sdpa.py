@@ -13,6 +13,10 @@ from torch.nn import functional as F
 
 from minivllm.attention.metadata import AttentionMetadata
 
+#: Decodes are gathered together only while they are at least half as long as the longest, so that padding never doubles the
+#: work, and only up to this many tokens, so that the copy stays small beside the pool.
+MOST_GATHERED_TOKENS = 131_072
+
 
 @dataclass(slots=True)
 class Group:
@@ -33,21 +37,22 @@ class TorchSDPABackend:
     name = "torch_sdpa"
     default_block_size = 16
 
-    def prepare(self, metadata: AttentionMetadata, device: torch.device) -> list[Group]:
+    def prepare(self, metadata: AttentionMetadata, query_lens: list[int], context_lens: list[int]) -> list[Group]:
         """Which calls this step needs. One for each row of several tokens, and a few for all the decodes together."""
-        starts, contexts = metadata.cu_seqlens_q.tolist(), metadata.context_lens.tolist()
-        groups, decodes = [], []
-        for row, (begin, end, context) in enumerate(zip(starts, starts[1:], contexts)):
-            if end - begin == 1:
+        groups, decodes, begin = [], [], 0
+        for row, (num_tokens, context) in enumerate(zip(query_lens, context_lens)):
+            if num_tokens == 1:
                 decodes.append((context, row, begin))
             else:
-                groups.append(_prefill_group(metadata, row, begin, end, context, device))
-        decodes.sort()
-        while decodes:  # together only what is at least half as long as the longest, so that padding never doubles the work
-            longest = decodes[-1][0]
-            chosen = [item for item in decodes if 2 * item[0] >= longest]
-            del decodes[-len(chosen):]
-            groups.append(_decode_group(metadata, chosen, device))
+                groups.append(_prefill_group(metadata, row, begin, num_tokens, context))
+            begin += num_tokens
+        decodes.sort(reverse=True)
+        while decodes:
+            longest = decodes[0][0]
+            fitting = max(1, MOST_GATHERED_TOKENS // longest)
+            chosen = [item for item in decodes[:fitting] if 2 * item[0] >= longest]
+            del decodes[:len(chosen)]
+            groups.append(_decode_group(metadata, chosen))
         return groups
 
     def store(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata) -> None:
@@ -86,25 +91,25 @@ def _attend_prefill(q: Tensor, keys: Tensor, values: Tensor, group: Group, scale
     return out.flatten(0, 1).transpose(0, 1)  # [n, H, D]
 
 
-def _prefill_group(metadata: AttentionMetadata, row: int, begin: int, end: int, context: int, device: torch.device) -> Group:
-    slots = slots_of(metadata.block_tables[row], torch.arange(context), metadata.block_size)[None]
-    num_tokens = end - begin
+def _prefill_group(metadata: AttentionMetadata, row: int, begin: int, num_tokens: int, context: int) -> Group:
+    table = metadata.block_tables[row]
+    positions = torch.arange(context, device=table.device)
     whole = num_tokens == context
     # Lower-right causal: the row's tokens are the last ones of its context.
-    mask = None if whole else torch.ones(num_tokens, context, dtype=torch.bool).tril(context - num_tokens).to(device)
-    return Group(slice(begin, end), slots.to(device), mask, causal=whole)
+    mask = None if whole else positions <= positions[context - num_tokens:, None]
+    return Group(slice(begin, begin + num_tokens), slots_of(table, positions, metadata.block_size)[None], mask, causal=whole)
 
 
-def _decode_group(metadata: AttentionMetadata, decodes: list[tuple[int, int, int]], device: torch.device) -> Group:
-    contexts, rows, begins = (torch.tensor(column) for column in zip(*decodes))
-    longest = int(contexts.max())
-    positions = torch.arange(longest)
-    seen = positions < contexts[:, None]  # [G, M]
+def _decode_group(metadata: AttentionMetadata, decodes: list[tuple[int, int, int]]) -> Group:
+    """Decodes as (context, row, place in the batch), the longest first."""
+    device = metadata.block_tables.device
+    contexts, rows, begins = torch.tensor(list(zip(*decodes)), device=device)
+    longest, shortest = decodes[0][0], decodes[-1][0]
+    positions = torch.arange(longest, device=device)
     # A short row's padding points at its own last slot, never at memory that holds somebody else's NaN.
-    padded = torch.minimum(positions, contexts[:, None] - 1)
-    slots = slots_of(metadata.block_tables[rows], padded, metadata.block_size)
-    mask = None if bool(seen.all()) else seen[:, None, None].to(device)
-    return Group(begins.to(device), slots.to(device), mask)
+    padded = torch.minimum(positions, contexts[:, None] - 1)  # [G, M]
+    mask = None if shortest == longest else (positions < contexts[:, None])[:, None, None]
+    return Group(begins, slots_of(metadata.block_tables[rows], padded, metadata.block_size), mask)
 
 
 def slots_of(block_table: Tensor, positions: Tensor, block_size: int) -> Tensor:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
+from minivllm.engine.events import Trace
 from minivllm.engine.sequence import Sequence
 
 
@@ -25,8 +26,11 @@ class Block:
 
 
 def root_hash(extra: bytes = b"") -> bytes:
-    """Where a hash chain starts. `extra` is whatever else changes K/V for the same tokens, such as a LoRA adapter's name."""
-    return hashlib.sha256(extra).digest()
+    """Where a hash chain starts. `extra` is whatever else changes K/V for the same tokens, such as a LoRA adapter's name.
+
+    Hashed twice: what goes into the second hash is shorter than any block's encoding, so no `extra` can imitate a block.
+    """
+    return hashlib.sha256(hashlib.sha256(extra).digest()).digest()
 
 
 def block_hash(parent: bytes, token_ids: Tokens[int]) -> bytes:
@@ -50,6 +54,7 @@ class BlockManager:
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
         self.free_blocks: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self.cached_blocks: dict[bytes, int] = {}
+        self.trace: Trace | None = None
 
     @property
     def num_free_blocks(self) -> int:
@@ -87,16 +92,16 @@ class BlockManager:
         for block_id in hits:
             self._share(block_id)
             seq.block_table.append(block_id)
-        while len(seq.block_table) < self.num_blocks_for(len(seq)):
-            seq.block_table.append(self._take_least_recently_used())
+            if self.trace is not None:
+                self.trace.record("share", seq.seq_id, block_id)
+        self._extend(seq, self.num_blocks_for(len(seq)) - len(hits))
 
     def grow(self, seq: Sequence) -> bool:
         """Make room for every token of `seq`. False, with nothing changed, when no block is free."""
-        missing = self.num_blocks_for(len(seq)) - len(seq.block_table)
-        if missing > self.num_free_blocks:
+        missing = self.num_blocks_for(len(seq.token_ids)) - len(seq.block_table)
+        if missing > len(self.free_blocks):
             return False
-        for _ in range(missing):
-            seq.block_table.append(self._take_least_recently_used())
+        self._extend(seq, missing)
         return True
 
     def publish(self, seq: Sequence, start: int) -> None:
@@ -113,6 +118,8 @@ class BlockManager:
             if block.hash is None and digest not in self.cached_blocks:
                 block.hash = digest
                 self.cached_blocks[digest] = block.block_id
+                if self.trace is not None:
+                    self.trace.record("publish", seq.seq_id, block.block_id, hash=digest.hex())
 
     def free(self, seq: Sequence) -> None:
         """Take all blocks from `seq`, the last one first: the tail of a prefix is worth less than its head, so it is reused first."""
@@ -122,6 +129,8 @@ class BlockManager:
             block.ref_count -= 1
             if block.ref_count == 0:
                 self.free_blocks[block.block_id] = None
+            if self.trace is not None:
+                self.trace.record("free", seq.seq_id, block.block_id)
 
     def release_all(self) -> None:
         """Nobody owns anything any more; published blocks stay findable. Right from any state, even half-way through a change."""
@@ -131,6 +140,15 @@ class BlockManager:
             if block.hash is not None and self.cached_blocks.get(block.hash) != block.block_id:
                 block.hash = None
         self.cached_blocks = {block.hash: block.block_id for block in self.blocks if block.hash is not None}
+        if self.trace is not None:
+            self.trace.record("reset")
+
+    def _extend(self, seq: Sequence, num_blocks: int) -> None:
+        for _ in range(num_blocks):
+            block_id = self._take_least_recently_used()
+            seq.block_table.append(block_id)
+            if self.trace is not None:
+                self.trace.record("allocate", seq.seq_id, block_id)
 
     def _take_least_recently_used(self) -> int:
         block_id, _ = self.free_blocks.popitem(last=False)
@@ -140,6 +158,8 @@ class BlockManager:
             if self.cached_blocks.get(block.hash) == block_id:
                 del self.cached_blocks[block.hash]
             block.hash = None
+            if self.trace is not None:
+                self.trace.record("evict", block=block_id)
         block.ref_count = 1
         return block_id
 

@@ -56,11 +56,12 @@ class Engine:
     def check(self, token_ids: Tokens[int]) -> list[int]:
         """A prompt at the door: the ids as a list of ints, or the TypeError or ValueError that says what is wrong with it."""
         try:
-            ids = [token.__index__() for token in token_ids if not isinstance(token, bool)]
+            tokens = list(token_ids)
+            ids = [token.__index__() for token in tokens if not isinstance(token, bool)]
+            if len(ids) != len(tokens):
+                raise TypeError
         except (AttributeError, TypeError):
-            ids = []
-        if len(ids) != len(token_ids):
-            raise TypeError(f"a prompt of token ids must hold ints only, got {token_ids!r:.80}")
+            raise TypeError(f"a prompt of token ids must hold ints only, got {token_ids!r:.80}") from None
         if not ids:
             raise ValueError("the prompt is empty: it needs at least one token")
         if min(ids) < 0 or max(ids) >= self.vocab_size:
@@ -98,6 +99,10 @@ class Engine:
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
         """End these sequences now, between two steps, and give their blocks back. Finished ones are left as they are."""
-        for seq in sequences:
-            if not seq.finished:
-                self.scheduler.finish(seq, "abort")
+        try:
+            for seq in sequences:
+                if not seq.finished:
+                    self.scheduler.finish(seq, "abort")
+        except BaseException:  # an interrupt in the middle of a change
+            self.scheduler.abort_all()
+            raise

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from minivllm.engine.block_manager import BlockManager
+from minivllm.engine.events import PoolState, Trace
 from minivllm.engine.sequence import Sequence, SequenceStatus
 from minivllm.engine.stats import Stats
 from minivllm.engine.step import PlanRow, StepPlan, StepResult
@@ -56,43 +57,60 @@ class Scheduler:
         self.sequences: dict[int, Sequence] = {}
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
+        self.trace: Trace | None = None
 
     def add(self, seq: Sequence) -> None:
         seq.arrival_time = self.clock()
         self.sequences[seq.seq_id] = seq
         self.waiting.append(seq)
+        if self.trace is not None:
+            self.trace.record("add", seq.seq_id, prompt_tokens=seq.num_prompt_tokens)
+
+    def start_trace(self) -> Trace:
+        """Record every event from now on, into a new trace."""
+        state = PoolState.of(self.blocks, list(self.sequences.values()))
+        self.trace = self.blocks.trace = Trace(state, self.blocks.block_size, self.clock)
+        self.trace.step = self.stats.num_steps
+        return self.trace
+
+    def stop_trace(self) -> None:
+        self.trace = self.blocks.trace = None
 
     def schedule(self) -> StepPlan:
         """Plan the next step: admit, allocate, preempt. Nothing counts as computed before `update`."""
         rows: dict[int, PlanRow] = {}
         preempted: list[Sequence] = []
-        budget = self.max_num_batched_tokens
+        budget, unserved, closed = self.max_num_batched_tokens, len(self.running), False
         for seq, limit in self.policy(tuple(self.running), self.waiting, budget):
-            if budget == 0:
+            if budget == 0 or (closed and unserved <= 0):
                 break
-            if seq in preempted:
+            if seq in preempted or seq.seq_id in rows:
                 continue
             if seq.status is SequenceStatus.WAITING:
-                if preempted or not self._admit(seq):
-                    break  # what does not fit now is not overtaken
-            elif not self._make_room(seq, preempted, rows):
-                continue
-            num_tokens = min(seq.num_uncomputed_tokens, limit, budget)
+                closed = closed or bool(preempted) or not self._admit(seq)
+                if closed:  # what does not fit now is not overtaken by others that wait; what runs goes on
+                    continue
+            else:
+                unserved -= 1
+                budget += self._make_room(seq, preempted, rows)
+                if seq.status is SequenceStatus.WAITING:
+                    continue
+            num_tokens = min(len(seq.token_ids) - seq.num_computed_tokens, limit, budget)
             if num_tokens > 0:
                 rows[seq.seq_id] = self._plan_row(seq, num_tokens)
                 budget -= num_tokens
         self._requeue(preempted)
-        self._measure(self.max_num_batched_tokens - budget)
-        return StepPlan(list(rows.values()))
+        plan = StepPlan(list(rows.values()))
+        self.stats.batch_size = plan.num_tokens
+        self._measure()
+        return plan
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
         """Take in what `plan` computed: append tokens, publish full blocks, finish what is done. Returns the finished."""
         finished = []
-        self.stats.num_steps += 1
         for row in plan.rows:
             seq = self.sequences[row.seq_id]
             self._count_computed(seq, row)
-            seq.num_computed_tokens = row.context_len
             if row.seq_id in result.non_finite:
                 seq.error = "the model's output was not finite (NaN or infinity); a wider dtype may help"
                 finished.append(self.finish(seq, "abort"))
@@ -102,6 +120,9 @@ class Scheduler:
                 self._append(seq, result.tokens[row.seq_id])
                 if stop := self.stop_check(seq):
                     finished.append(self.finish(seq, *stop))
+        self.stats.num_steps += 1
+        if self.trace is not None:
+            self.trace.step = self.stats.num_steps  # what happens before the next step belongs to it
         return finished
 
     def finish(self, seq: Sequence, reason: str, stop_reason: int | str | None = None) -> Sequence:
@@ -113,10 +134,12 @@ class Scheduler:
         seq.status = SequenceStatus.FINISHED
         seq.finish_reason, seq.stop_reason = reason, stop_reason
         seq.finished_time = self.clock()
+        if self.trace is not None:
+            self.trace.record("finish", seq.seq_id, reason=reason, generated_tokens=seq.num_generated_tokens)
         self.blocks.free(seq)
         self.sequences.pop(seq.seq_id, None)
         self.stats.num_requests_finished += 1
-        self._measure(0)
+        self._measure()
         return seq
 
     def abort_all(self) -> list[Sequence]:
@@ -125,13 +148,16 @@ class Scheduler:
         for seq in aborted:
             seq.status = SequenceStatus.FINISHED
             seq.finish_reason, seq.finished_time = "abort", self.clock()
+            seq.error = "a step that it was part of failed or was interrupted"
             seq.block_table.clear()
+            if self.trace is not None:
+                self.trace.record("finish", seq.seq_id, reason="abort", generated_tokens=seq.num_generated_tokens)
         self.sequences.clear()
         self.running.clear()
         self.waiting.clear()
         self.blocks.release_all()
         self.stats.num_requests_finished += len(aborted)
-        self._measure(0)
+        self._measure()
         return aborted
 
     def _admit(self, seq: Sequence) -> bool:
@@ -141,6 +167,9 @@ class Scheduler:
         hits = self.blocks.find_prefix(seq)
         if not self.blocks.can_allocate(seq, hits, reserve=len(self.running)):
             return False
+        if self.trace is not None:
+            self.trace.record("admit", seq.seq_id, tokens=len(seq), cached_tokens=min(len(hits) * self.blocks.block_size, len(seq) - 1),
+                              again=seq.num_cached_tokens is not None)
         self.blocks.allocate(seq, hits)
         num_hit_tokens = len(hits) * self.blocks.block_size
         seq.write_start = num_hit_tokens
@@ -151,24 +180,31 @@ class Scheduler:
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed_tokens
             seq.admitted_time = self.clock()
-            self.stats.prefix_cache_queries += len(seq)
+            self.stats.prefix_cache_queries += len(seq) if self.blocks.enable_prefix_caching else 0
             self.stats.prefix_cache_hits += seq.num_computed_tokens
         return True
 
-    def _make_room(self, seq: Sequence, preempted: list[Sequence], rows: dict[int, PlanRow]) -> bool:
-        """Get blocks for all tokens of `seq`, preempting the newest sequences as needed: at worst `seq` itself (False)."""
+    def _make_room(self, seq: Sequence, preempted: list[Sequence], rows: dict[int, PlanRow]) -> int:
+        """Get blocks for all tokens of `seq`, preempting the newest sequences as needed, at worst `seq` itself.
+
+        Returns how many tokens left the plan with them: none under FCFS, but another policy may have served them before.
+        """
+        withdrawn = 0
         while not self.blocks.grow(seq):
             victim = self.running.pop()
+            if self.trace is not None:
+                self.trace.record("preempt", victim.seq_id, computed_tokens=victim.num_computed_tokens, for_seq=seq.seq_id)
             self.blocks.free(victim)
             victim.status = SequenceStatus.WAITING
             victim.num_computed_tokens = victim.write_start = 0
             victim.num_preemptions += 1
             self.stats.num_preemptions += 1
             preempted.append(victim)
-            rows.pop(victim.seq_id, None)  # a policy may have served it already; FCFS never has
+            if (row := rows.pop(victim.seq_id, None)) is not None:
+                withdrawn += len(row.token_ids)
             if victim is seq:
-                return False
-        return True
+                break
+        return withdrawn
 
     def _plan_row(self, seq: Sequence, num_tokens: int) -> PlanRow:
         start = seq.num_computed_tokens
@@ -191,14 +227,19 @@ class Scheduler:
             seq.first_token_time = self.clock()
 
     def _count_computed(self, seq: Sequence, row: PlanRow) -> None:
-        if row.start < seq.num_prompt_tokens or len(row.token_ids) > 1:
-            self.stats.prompt_tokens += len(row.token_ids)
-        self.stats.recomputed_tokens += max(0, min(row.context_len, seq.max_computed_tokens) - row.start)
-        seq.max_computed_tokens = max(seq.max_computed_tokens, row.context_len)
+        start, num_tokens = row.start, len(row.token_ids)
+        end = seq.num_computed_tokens = start + num_tokens
+        if num_tokens > 1 or start < seq.num_prompt_tokens:
+            self.stats.prompt_tokens += num_tokens
+        if start < seq.max_computed_tokens:
+            self.stats.recomputed_tokens += min(end, seq.max_computed_tokens) - start
+        if end > seq.max_computed_tokens:
+            seq.max_computed_tokens = end
+        if self.trace is not None:
+            self.trace.record("compute", seq.seq_id, start=start, tokens=num_tokens, samples=row.samples)
 
-    def _measure(self, batch_size: int) -> None:
+    def _measure(self) -> None:
         stats = self.stats
-        stats.batch_size = batch_size
         stats.num_requests_running = len(self.running)
         stats.num_requests_waiting = len(self.waiting)
         stats.kv_cache_usage_perc = self.blocks.num_used_blocks / len(self.blocks.blocks)

@@ -73,6 +73,12 @@ class ModelConfig:
             )
         except KeyError as missing:
             raise ValueError(f"the model's config.json lacks {missing}") from None
+        except (TypeError, ZeroDivisionError) as error:
+            raise ValueError(f"the model's config.json holds a value of the wrong kind: {error}") from None
+        for field in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_positions"):
+            value = getattr(model, field)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"the model's config.json gives {field} = {value!r}; it must be an int of at least 1")
         _refuse_what_is_not_built(config, model)
         return model
 

@@ -7,6 +7,7 @@ sizes tells an entry that was damaged later; it is then made again. Where nothin
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -61,6 +62,7 @@ def _write(checkpoint: Checkpoint, entry: Path) -> None:
 
     entry.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{entry.name}.", dir=entry.parent))
+    temporary.chmod(0o755)  # mkdtemp's is for its owner alone, and a cache may be shared
     try:
         (temporary / "config.json").write_text(json.dumps(checkpoint.config, indent=2))
         checkpoint.make_tokenizer().hf.save_pretrained(temporary)
@@ -83,13 +85,24 @@ def _save_tensors(save, path: Path) -> None:
 
 
 def _put_in_place(temporary: Path, entry: Path) -> None:
+    damaged = temporary.with_name(temporary.name + ".damaged")
     try:
         os.rename(temporary, entry)
     except OSError:
         if is_whole(entry):
             return  # another process was faster
-        shutil.rmtree(entry, ignore_errors=True)  # a damaged one is in the way
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(entry, damaged)  # out of the way in one stroke: a reader never meets half an entry
         os.rename(temporary, entry)
+    finally:
+        _remove(damaged)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sha256(file: Path) -> str:

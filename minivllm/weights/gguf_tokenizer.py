@@ -33,7 +33,9 @@ def build_tokenizer(get: Callable[..., Any]) -> Any:
     named = {role: get(f"tokenizer.ggml.{key}_token_id", None)
              for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))}
     special = {f"{role}_token": tokens[index] for role, index in named.items() if index is not None}
-    if get("tokenizer.ggml.add_bos_token", False):
+    if get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):  # llama.cpp's default
+        if named["bos"] is None:
+            raise ValueError("the GGUF file wants a BOS token before each prompt and names none (tokenizer.ggml.bos_token_id)")
         _prepend(tokenizer, special["bos_token"], named["bos"])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=get("tokenizer.chat_template", None),
                                    clean_up_tokenization_spaces=False, **special)

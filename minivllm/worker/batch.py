@@ -43,18 +43,18 @@ def build_batch(plan: StepPlan, block_size: int, backend: AttentionBackend, devi
     ends = [0]
     for row in rows:
         ends.append(ends[-1] + len(row.token_ids))
+    context_lens = [row.context_len for row in rows]
     widest = max(len(row.block_table) for row in rows)
     attention = AttentionMetadata(
-        slot_mapping=torch.tensor(slots),
-        block_tables=torch.tensor([row.block_table + [0] * (widest - len(row.block_table)) for row in rows], dtype=torch.int32),
-        context_lens=torch.tensor([row.context_len for row in rows], dtype=torch.int32),
-        cu_seqlens_q=torch.tensor(ends, dtype=torch.int32),
+        slot_mapping=torch.tensor(slots, device=device),
+        block_tables=torch.tensor([row.block_table + [0] * (widest - len(row.block_table)) for row in rows],
+                                  dtype=torch.int32, device=device),
+        context_lens=torch.tensor(context_lens, dtype=torch.int32, device=device),
+        cu_seqlens_q=torch.tensor(ends, dtype=torch.int32, device=device),
         block_size=block_size,
         writes_all=min(slots) >= 0,
     )
-    attention.plan = backend.prepare(attention, device)
-    for name in ("slot_mapping", "block_tables", "context_lens", "cu_seqlens_q"):
-        setattr(attention, name, getattr(attention, name).to(device))
+    attention.plan = backend.prepare(attention, [len(row.token_ids) for row in rows], context_lens)
     sampling_rows = [index for index, row in enumerate(rows) if row.samples]
     return Batch(
         input_ids=torch.tensor(input_ids, device=device),

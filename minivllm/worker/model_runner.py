@@ -14,7 +14,7 @@ from minivllm.models import ModelConfig, model_class
 from minivllm.weights.checkpoint import Checkpoint
 from minivllm.weights.load import load_weights
 from minivllm.worker.batch import build_batch
-from minivllm.worker.device import default_gpu_memory_utilization, select_device, select_dtype
+from minivllm.worker.device import default_gpu_memory_utilization, default_max_num_batched_tokens, select_device, select_dtype
 from minivllm.worker.kv_cache import KVCachePool, KVCacheSpec, num_blocks_that_fit
 from minivllm.worker.sampler import sample
 
@@ -26,14 +26,17 @@ class ModelRunner:
         self.device = select_device(config.device)
         self.model_config = ModelConfig.from_dict(checkpoint.config, checkpoint.generation_config)
         cls = model_class(self.model_config.architecture)
+        config.check_positions(self.model_config.max_positions)
         self.dtype = select_dtype(config.dtype, self.device, self.model_config.dtype)
         self.backend, self.backend_reason = attention.select(config.attention_backend, self.device)
-        self.gpu_memory_utilization = config.gpu_memory_utilization or default_gpu_memory_utilization(self.device)
         self.spec = KVCacheSpec.of(self.model_config, self.dtype)
         with self.device, _default_dtype(self.dtype):
             self.model = cls(self.model_config)
-        load_weights(self.model, checkpoint.tensors(), source=checkpoint.name)
-        self.default_block_size = self.backend.default_block_size
+        try:
+            load_weights(self.model, checkpoint.tensors(), source=checkpoint.name)
+        except BaseException:
+            self.model = None  # the error may be kept for long, the weights should not
+            raise
         self.pool: KVCachePool | None = None
         self.block_size = 0
 
@@ -41,8 +44,13 @@ class ModelRunner:
     def weight_bytes(self) -> int:
         return sum(parameter.nbytes for parameter in self.model.parameters())
 
-    def num_blocks_that_fit(self, block_size: int) -> int:
-        return num_blocks_that_fit(self.spec.bytes_per_token * block_size, self.device, self.gpu_memory_utilization)
+    def limits(self, config: EngineConfig) -> dict[str, int]:
+        """What device, backend and model allow: the arguments of `EngineConfig.complete`."""
+        block_size = config.block_size or self.backend.default_block_size
+        utilization = config.gpu_memory_utilization or default_gpu_memory_utilization(self.device)
+        fitting = config.num_kv_blocks or num_blocks_that_fit(self.spec.bytes_per_token * block_size, self.device, utilization)
+        return {"block_size": block_size, "num_kv_blocks": fitting, "max_positions": self.model_config.max_positions,
+                "max_num_batched_tokens": default_max_num_batched_tokens(self.device)}
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Make the pool and give each attention layer its part."""
