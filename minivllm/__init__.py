@@ -9,9 +9,10 @@ Dimension letters, used wherever a line changes a shape:
 B sequences, T tokens in the batch, H query heads, K kv heads, D head dim, N blocks, S block size, L layers, V vocabulary.
 """
 
-from minivllm.llm import LLM
+from minivllm.engine.engine import QueueFullError
+from minivllm.llm import LLM, close_all
 from minivllm.outputs import CompletionOutput, RequestOutput
 from minivllm.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "CompletionOutput", "QueueFullError", "RequestOutput", "SamplingParams", "__version__", "close_all"]

@@ -6,8 +6,11 @@ Pure data: no torch here. What a model looks like is `models/config.py`'s busine
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
+from minivllm.engine.policies import POLICIES
 from minivllm.keywords import helpful_keywords, require_int, require_number
 
 _OWNER = "LLM"
@@ -28,6 +31,9 @@ class EngineConfig:
     gpu_memory_utilization: share of the GPU's memory that weights and pool may take together.
     max_model_len: tokens of prompt and answer together. max_num_seqs: sequences that run at once.
     max_num_batched_tokens: tokens one step computes at most; never below max_num_seqs.
+    max_num_queued_requests: how many may wait; one more is refused with QueueFullError. None: any number.
+    policy: who is served first: "fcfs", "priority", "shortest_first", "longest_hit_first", or a function (see engine/policies.py).
+    load_format: "auto", or "dummy" for random weights: a directory with a config.json is then enough.
     """
 
     model: str = "smollm2"
@@ -41,13 +47,16 @@ class EngineConfig:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
+    max_num_queued_requests: int | None = None
+    policy: str | Callable = "fcfs"
     enforce_eager: bool = False
+    load_format: str = "auto"
     tensor_parallel_size: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)  # the dataclass is frozen
-        for name in ("block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
+        for name in ("block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "max_num_queued_requests", "tensor_parallel_size"):
             if (value := getattr(self, name)) is not None:
                 put(name, require_int(_OWNER, name, value, 1))
         if self.max_model_len is not None:
@@ -56,6 +65,10 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "enforce_eager"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"LLM.{name} must be True or False, got {getattr(self, name)!r}")
+        if not callable(self.policy) and self.policy not in POLICIES:
+            raise ValueError(f"LLM.policy must be one of {', '.join(POLICIES)} or a function, got {self.policy!r}")
+        if self.load_format not in ("auto", "dummy"):
+            raise ValueError(f"LLM.load_format must be 'auto' or 'dummy', got {self.load_format!r}")
         for name in ("model", "device", "dtype", "attention_backend"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise TypeError(f"LLM.{name} must be a string, got {getattr(self, name)!r}")
@@ -111,3 +124,14 @@ class EngineConfig:
             warnings.warn(f"{changed} is {tokens}: every running sequence needs one token a step, "
                           f"so max_num_seqs may not exceed max_num_batched_tokens", stacklevel=4)
         return {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
+
+
+def rename_aliases(settings: dict[str, Any]) -> dict[str, Any]:
+    """Keywords of `LLM(...)` with nano-vLLM's names turned into ours. Raises TypeError where both were given."""
+    renamed = {}
+    for name, value in settings.items():
+        target = ALIASES.get(name, name)
+        if target in renamed or (target != name and target in settings):
+            raise TypeError(f"LLM got both {name!r} and {target!r}: they mean the same, give one")
+        renamed[target] = None if name in ALIASES and value == -1 else value  # nano-vLLM's -1 means: choose
+    return renamed

@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Sequence as Listed
 from typing import TYPE_CHECKING, Any
 
-from minivllm.config import ALIASES, EngineConfig
+from minivllm.config import EngineConfig, rename_aliases
 from minivllm.engine.engine import Engine
+from minivllm.engine.events import Trace
+from minivllm.engine.explain import explain
 from minivllm.engine.sequence import Sequence
 from minivllm.engine.stats import Stats
 from minivllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from minivllm.progress import ProgressBar
 from minivllm.prompts import Messages, Prompt, are_conversations, as_list, check_messages, text_of, without_names
 from minivllm.sampling_params import SamplingParams
 from minivllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from minivllm.memory import MemoryAccount
     from minivllm.weights.checkpoint import Checkpoint
+
+
+_LIVE: weakref.WeakSet[LLM] = weakref.WeakSet()
+
+
+def close_all() -> None:
+    """Close every LLM of this process that is still open, and give back its memory."""
+    for llm in list(_LIVE):
+        llm.close()
+
+
+def _say_what_is_live() -> None:
+    if _LIVE:
+        held = sum(llm.runner.weight_bytes + llm.runner.pool.num_bytes for llm in _LIVE)
+        warnings.warn(f"{len(_LIVE)} LLM of this process {'is' if len(_LIVE) == 1 else 'are'} still open and "
+                      f"hold{'s' if len(_LIVE) == 1 else ''} {held / 2**30:.2f} GiB; close() or minivllm.close_all() gives that back", stacklevel=3)
 
 
 class LLM:
@@ -28,12 +49,14 @@ class LLM:
     """
 
     def __init__(self, model: str = EngineConfig.model, **settings: Any):
-        config = EngineConfig(model=_path(model), **_rename_aliases(settings))
+        config = EngineConfig(model=str(model) if hasattr(model, "__fspath__") else model, **rename_aliases(settings))
         from minivllm.weights.hub import open_model
         from minivllm.worker.model_runner import ModelRunner
 
+        _say_what_is_live()
         checkpoint = open_model(config.model)
         self._engine: Engine | None = None
+        self._added: dict[int, tuple[Sequence, str | None]] = {}  # requests of the step API whose output nobody has yet
         self.runner = ModelRunner(config, checkpoint)
         try:
             self.config = config.complete(**self.runner.limits(config))
@@ -41,6 +64,7 @@ class LLM:
         except BaseException:  # a notebook keeps the last error, and through it all that this frame holds
             self.runner.close()
             raise
+        _LIVE.add(self)
 
     def _set_up(self, checkpoint: Checkpoint) -> None:
         self.model_config = self.runner.model_config
@@ -70,6 +94,7 @@ class LLM:
         """
         prompts = as_list(prompts)
         requests = self._checked(prompts, sampling_params)
+        self.engine.check_room(len(requests))
         sequences: list[Sequence] = []
         try:
             for ids, params in requests:
@@ -100,11 +125,59 @@ class LLM:
             raise ValueError("chat needs a tokenizer, and this model has none")
         return self.tokenizer.encode(self.tokenizer.render_chat(messages), add_special_tokens=False)
 
+    def add_request(self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = 0) -> int:
+        """Queue one request and return its id; `step` runs it. For those who want to look between two steps."""
+        [(ids, params)] = self._checked([prompt], sampling_params)
+        seq = self.engine.add(ids, params, priority=priority)
+        self._added[seq.seq_id] = (seq, text_of(prompt))
+        return seq.seq_id
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step of everything that is queued or running; returns the added requests that have finished since the last call."""
+        if self.engine.has_unfinished_requests():
+            self.engine.step()
+        done = [request_id for request_id, (seq, _) in self._added.items() if seq.finished]
+        return [self._output(*self._added.pop(request_id)) for request_id in done]
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether an added request's output has not been returned by `step` yet."""
+        return bool(self._added)
+
+    def abort(self, request_id: int) -> None:
+        """End an added request now; the next `step` returns what it has, with finish_reason "abort". Unknown ids raise KeyError."""
+        if request_id not in self._added:
+            raise KeyError(f"no request {request_id} is under way: it was never added, or `step` has returned it")
+        self.engine.abort([self._added[request_id][0]])
+
+    @property
+    def memory(self) -> MemoryAccount:
+        """Where memory goes; print it."""
+        from minivllm.memory import memory_account
+
+        self.engine  # raises if closed
+        return memory_account(self.runner, self.config.max_num_batched_tokens, self.config.max_num_seqs)
+
+    def start_trace(self) -> Trace:
+        """Record every event of the engine from now on, into a new trace (see engine/events.py)."""
+        return self.engine.scheduler.start_trace()
+
+    def stop_trace(self) -> None:
+        self.engine.scheduler.stop_trace()
+
+    def explain(self, request_id: int) -> str:
+        """One request's life in sentences. A trace must have been running since it was made."""
+        trace = self.engine.scheduler.trace
+        if trace is None:
+            raise ValueError("nothing was recorded: call start_trace() before the request is made")
+        return explain(trace, request_id)
+
     def close(self) -> None:
         """Abort what is under way and give back weights and KV cache. Safe to call twice."""
+        _LIVE.discard(self)
         if self._engine is not None:
             self._engine.scheduler.abort_all()
             self._engine = None
+            self._added.clear()
             self.runner.close()
 
     def __enter__(self) -> LLM:
@@ -138,7 +211,7 @@ class LLM:
 
     def _run(self, sequences: list[Sequence], use_tqdm: bool) -> None:
         unfinished = {seq.seq_id for seq in sequences}
-        with _ProgressBar(len(sequences), self.stats, use_tqdm) as bar:
+        with ProgressBar(len(sequences), self.stats, use_tqdm) as bar:
             while unfinished:
                 done = unfinished.intersection(seq.seq_id for seq in self.engine.step())
                 unfinished -= done
@@ -174,47 +247,6 @@ class LLM:
             return ""
         ids = seq.generated_token_ids
         return self.tokenizer.decode(ids[:-1] if seq.finish_reason == "stop" else ids)  # no stop string here, so it was a token
-
-
-class _ProgressBar:
-    """Finished requests, and tokens a second of either kind since the start."""
-
-    def __init__(self, total: int, stats: Stats, shown: bool):
-        self.stats = stats
-        self.bar = None
-        if shown:
-            from tqdm.auto import tqdm
-
-            self.bar = tqdm(total=total, desc="Generating", unit="request", dynamic_ncols=True)
-            self.before = (stats.prompt_tokens, stats.generation_tokens)
-
-    def __enter__(self) -> _ProgressBar:
-        return self
-
-    def update(self, finished: int) -> None:
-        if self.bar is not None:
-            seconds = max(self.bar.format_dict["elapsed"], 1e-9)
-            prefill, decode = self.stats.prompt_tokens - self.before[0], self.stats.generation_tokens - self.before[1]
-            self.bar.set_postfix_str(f"prefill {prefill / seconds:.0f} tok/s, decode {decode / seconds:.0f} tok/s", refresh=False)
-            self.bar.update(finished)
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-
-def _rename_aliases(settings: dict[str, Any]) -> dict[str, Any]:
-    renamed = {}
-    for name, value in settings.items():
-        target = ALIASES.get(name, name)
-        if target in renamed or (target != name and target in settings):
-            raise TypeError(f"LLM got both {name!r} and {target!r}: they mean the same, give one")
-        renamed[target] = None if name in ALIASES and value == -1 else value  # nano-vLLM's -1 means: choose
-    return renamed
-
-
-def _path(model: Any) -> Any:
-    return str(model) if hasattr(model, "__fspath__") else model
 
 
 def _warn_of_errors(sequences: list[Sequence], stacklevel: int) -> None:

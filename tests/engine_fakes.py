@@ -12,7 +12,9 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from minivllm.config import EngineConfig
@@ -20,7 +22,7 @@ from minivllm.engine import engine as engine_module
 from minivllm.engine.block_manager import BlockManager, block_hash, root_hash
 from minivllm.engine.engine import Engine
 from minivllm.engine.invariants import check_scheduler
-from minivllm.engine.scheduler import Scheduler, first_come_first_served
+from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.sequence import Sequence
 from minivllm.engine.step import PlanRow, StepPlan, StepResult
 from minivllm.sampling_params import SamplingParams
@@ -45,10 +47,10 @@ def require(condition: object, name: str, detail: object) -> None:
 
 
 def tiny_config(block_size: int = 2, num_blocks: int = 8, max_num_seqs: int = 4, budget: int = 16, max_model_len: int | None = None,
-                caching: bool = True, seed: int = 0) -> EngineConfig:
+                caching: bool = True, **others) -> EngineConfig:
     """A complete config. `max_model_len` is all that the pool holds, unless given."""
     return EngineConfig(block_size=block_size, num_kv_blocks=num_blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget,
-                        max_model_len=max_model_len or block_size * num_blocks, enable_prefix_caching=caching, seed=seed)
+                        max_model_len=max_model_len or block_size * num_blocks, enable_prefix_caching=caching, **others)
 
 
 def next_token(content: Content, vocab: int = VOCAB) -> int:
@@ -161,11 +163,11 @@ class FakeRunner:
 
 
 def make_engine(config: EngineConfig, block_manager: type = BlockManager, scheduler: type = Scheduler, eos: tuple[int, ...] = (EOS,),
-                vocab: int = VOCAB, **options) -> Engine:
+                vocab: int = VOCAB, policy: Any = "fcfs", **options) -> Engine:
     """An Engine on a FakeRunner, with classes of one's own in place of BlockManager and Scheduler."""
     runner = FakeRunner(config.block_size, config.num_kv_blocks, vocab)
     with mock.patch.multiple(engine_module, BlockManager=block_manager, Scheduler=scheduler):
-        engine = Engine(config, runner, vocab, eos, **options)
+        engine = Engine(replace(config, policy=policy), runner, vocab, eos, **options)
     runner.attach(engine.scheduler)
     return engine
 

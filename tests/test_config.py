@@ -31,9 +31,11 @@ def silent():
 # Construction.
 
 def test_defaults_leave_the_choice_to_the_device():
-    set_by_default = {name: value for name, value in dataclasses.asdict(EngineConfig()).items() if value is not None}
-    assert set_by_default == {"model": "smollm2", "device": "auto", "dtype": "auto", "attention_backend": "auto", "enable_prefix_caching": True,
-                              "enforce_eager": False, "tensor_parallel_size": 1, "seed": 0}
+    config = EngineConfig()
+    assert (config.device, config.dtype, config.attention_backend) == ("auto", "auto", "auto")
+    assert (config.block_size, config.num_kv_blocks, config.gpu_memory_utilization, config.max_model_len) == (None, None, None, None)
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (None, None)
+    assert (config.enable_prefix_caching, config.enforce_eager, config.tensor_parallel_size, config.seed) == (True, False, 1, 0)
 
 
 @pytest.mark.parametrize("name", ["block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"])

@@ -257,7 +257,7 @@ BAD_PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize("prompts, error, match", BAD_PROMPTS, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize("prompts, error, match", BAD_PROMPTS, ids=[f"{number}-{match}" for number, (_, _, match) in enumerate(BAD_PROMPTS)])
 def test_a_bad_prompt_is_refused_at_the_door(whole, prompts, error, match):
     with pytest.raises(error, match=match):
         generate(whole, prompts)

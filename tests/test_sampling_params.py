@@ -76,7 +76,8 @@ def test_numpy_bools_are_refused_where_bools_are(fields):
     assert next(iter(fields)) in message(TypeError, **fields)
 
 
-@pytest.mark.parametrize("value", [10**400, Decimal("NaN"), Decimal("sNaN"), np.float32("nan"), np.ones(3)], ids=["huge", "nan", "snan", "numpy nan", "array"])
+@pytest.mark.parametrize("value", [10**400, Decimal("NaN"), Decimal("sNaN"), np.float32("nan"), np.ones(3)],
+                         ids=["huge", "nan", "snan", "numpy nan", "array"])
 def test_numbers_that_are_no_finite_float_are_refused(value):
     assert message(ValueError, temperature=value).startswith("SamplingParams.temperature must be a finite number, got ")
 

@@ -8,7 +8,9 @@ from minivllm.tokenizer import IncrementalDetokenizer
 
 CI = settings(deadline=None, derandomize=True, database=None, max_examples=300, print_blob=False)
 REPLACEMENT = "\ufffd"
-texts = st.text(st.one_of(st.sampled_from("ab e\u0301éüñ你好世界한글👩\u200d👧🏽🇩🇪\n"), st.characters(exclude_categories=["Cs"], exclude_characters=REPLACEMENT)), max_size=20)
+characters = st.one_of(st.sampled_from("ab e\u0301éüñ你好世界한글👩\u200d👧🏽🇩🇪\n"),
+                       st.characters(exclude_categories=["Cs"], exclude_characters=REPLACEMENT))
+texts = st.text(characters, max_size=20)
 
 
 class Bytes:

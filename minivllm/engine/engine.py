@@ -14,7 +14,8 @@ from typing import Protocol
 
 from minivllm.config import EngineConfig
 from minivllm.engine.block_manager import BlockManager
-from minivllm.engine.scheduler import Policy, Scheduler, first_come_first_served
+from minivllm.engine.policies import make_policy
+from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.sequence import Sequence
 from minivllm.engine.stats import Stats
 from minivllm.engine.step import StepPlan, StepResult
@@ -27,6 +28,10 @@ class Runner(Protocol):
     def execute(self, plan: StepPlan) -> StepResult: ...
 
 
+class QueueFullError(RuntimeError):
+    """A request was refused because too many wait already. Nothing is wrong with it: it may be sent again later."""
+
+
 class Engine:
     """Continuous batching over one runner. `config` must be complete: every limit a number (see `EngineConfig.complete`).
 
@@ -34,15 +39,16 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, runner: Runner, vocab_size: int, eos_token_ids: Iterable[int] = (),
-                 decode: Callable[[list[int]], str] | None = None, policy: Policy = first_come_first_served,
-                 clock: Callable[[], float] = time.perf_counter):
+                 decode: Callable[[list[int]], str] | None = None, clock: Callable[[], float] = time.perf_counter):
         self.runner = runner
         self.vocab_size = vocab_size
         self.max_model_len = config.max_model_len
         self.decode = decode
         self.blocks = BlockManager(config.num_kv_blocks, config.block_size, config.enable_prefix_caching)
         stop_check = StopChecker(frozenset(eos_token_ids), config.max_model_len)
-        self.scheduler = Scheduler(self.blocks, config.max_num_seqs, config.max_num_batched_tokens, stop_check, policy, clock)
+        self.max_num_queued_requests = config.max_num_queued_requests
+        self.scheduler = Scheduler(self.blocks, config.max_num_seqs, config.max_num_batched_tokens, stop_check,
+                                   make_policy(config.policy, self.blocks), clock)
         self._ids = itertools.count()
         self._random = random.Random(config.seed)
 
@@ -72,13 +78,21 @@ class Engine:
                              f"answer: shorten it to {self.max_model_len - 1} or raise max_model_len")
         return ids
 
-    def add(self, token_ids: Tokens[int], sampling: SamplingParams, stream: bool = False) -> Sequence:
-        """Queue a request; it runs in the steps to come. Raises as `check` does, and then nothing has changed."""
+    def check_room(self, num_requests: int) -> None:
+        """Raise QueueFullError unless the queue takes `num_requests` more."""
+        waiting, limit = len(self.scheduler.waiting), self.max_num_queued_requests
+        if limit is not None and waiting + num_requests > limit:
+            raise QueueFullError(f"{waiting} requests wait and max_num_queued_requests is {limit}: {num_requests} more are not taken; "
+                                 f"try again later, or raise the limit")
+
+    def add(self, token_ids: Tokens[int], sampling: SamplingParams, stream: bool = False, priority: int = 0) -> Sequence:
+        """Queue a request; it runs in the steps to come. Raises as `check` and `check_room` do, and then nothing has changed."""
         ids = self.check(token_ids)
+        self.check_room(1)
         if (sampling.stop or stream) and self.decode is None:
             raise ValueError("stop strings and streaming need text, and this engine has no tokenizer: use stop_token_ids")
         seed = self._random.getrandbits(64) if sampling.seed is None else sampling.seed
-        seq = Sequence(next(self._ids), ids, sampling, seed)
+        seq = Sequence(next(self._ids), ids, sampling, seed, priority=priority)
         if sampling.stop or stream:
             seq.detokenizer = IncrementalDetokenizer(self.decode, sampling.stop)
         self.scheduler.add(seq)

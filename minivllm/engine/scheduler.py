@@ -9,31 +9,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 from minivllm.engine.block_manager import BlockManager
 from minivllm.engine.events import PoolState, Trace
+from minivllm.engine.policies import Policy, first_come_first_served
 from minivllm.engine.sequence import Sequence, SequenceStatus
 from minivllm.engine.stats import Stats
 from minivllm.engine.step import PlanRow, StepPlan, StepResult
 
-#: `policy(running, waiting, budget)` yields (sequence, most tokens it may get this step), in the order to serve them.
-Policy = Callable[[tuple[Sequence, ...], Iterable[Sequence], int], Iterable[tuple[Sequence, int]]]
-
-
 #: Whether a sequence ends with its newest token: None, or (finish_reason, the stop token or string that ended it).
 StopCheck = Callable[[Sequence], "tuple[str, int | str | None] | None"]
-
-
-def first_come_first_served(running: tuple[Sequence, ...], waiting: Iterable[Sequence], budget: int) -> Iterator[tuple[Sequence, int]]:
-    """The running ones first, oldest first and each sure of at least one token; then the queue in its order."""
-    spare = budget - len(running)
-    for seq in running:
-        share = min(seq.num_uncomputed_tokens, 1 + spare)
-        spare -= share - 1
-        yield seq, share
-    for seq in waiting:
-        yield seq, budget
 
 
 class Scheduler:

@@ -27,6 +27,7 @@ class Sequence:
     sampling: SamplingParams
     seed: int = 0
     num_prompt_tokens: int = 0
+    priority: int = 0                     # for policies that ask; the smallest number first
     cache_extra: bytes = b""              # what else its K/V depends on: prefixes are shared only where this is equal
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: list[int] = field(default_factory=list)

@@ -25,14 +25,13 @@ def open_directory(directory: Path, name: str | None = None) -> Checkpoint:
     config_file = directory / "config.json"
     if not config_file.is_file():
         raise FileNotFoundError(f"{directory} is not a model directory: it has no config.json")
-    files = weight_files(directory)
     has_tokenizer = any((directory / file).exists() for file in _TOKENIZER_FILES)
     generation_file = directory / "generation_config.json"
     return Checkpoint(
         name=name or str(directory),
         config=_read_json(config_file),
         generation_config=_read_json(generation_file) if generation_file.is_file() else {},
-        tensors=lambda: read_tensors(files),
+        tensors=lambda: read_tensors(weight_files(directory)),
         make_tokenizer=(lambda: Tokenizer.from_dir(directory)) if has_tokenizer else None,
     )
 

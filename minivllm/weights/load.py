@@ -51,6 +51,18 @@ def load_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]], source
         raise ValueError(f"the weights in {source} do not fit {type(model).__name__}. " + "; ".join(problems))
 
 
+@torch.no_grad()
+def randomize(model: nn.Module, seed: int = 0) -> None:
+    """Fill `model` with small random numbers, the same for the same seed on the same device: to measure, not to read."""
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.fill_(1.0)  # norm weights, and biases, which a model can bear
+        else:
+            parameter.normal_(0, 0.02, generator=generator)
+
+
 def _is_tied(module: nn.Module) -> bool:
     return isinstance(module, ParallelLMHead) and module.tied
 

@@ -12,7 +12,7 @@ from minivllm.config import EngineConfig
 from minivllm.engine.step import StepPlan, StepResult
 from minivllm.models import ModelConfig, model_class
 from minivllm.weights.checkpoint import Checkpoint
-from minivllm.weights.load import load_weights
+from minivllm.weights.load import load_weights, randomize
 from minivllm.worker.batch import build_batch
 from minivllm.worker.device import default_gpu_memory_utilization, default_max_num_batched_tokens, select_device, select_dtype
 from minivllm.worker.kv_cache import KVCachePool, KVCacheSpec, num_blocks_that_fit
@@ -33,7 +33,10 @@ class ModelRunner:
         with self.device, _default_dtype(self.dtype):
             self.model = cls(self.model_config)
         try:
-            load_weights(self.model, checkpoint.tensors(), source=checkpoint.name)
+            if config.load_format == "dummy":
+                randomize(self.model)
+            else:
+                load_weights(self.model, checkpoint.tensors(), source=checkpoint.name)
         except BaseException:
             self.model = None  # the error may be kept for long, the weights should not
             raise

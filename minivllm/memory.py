@@ -1,0 +1,76 @@
+"""The memory account: what the weights, a step's activations and the KV cache take, what is left, and how many requests fit."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from minivllm.worker.device import GIB
+
+if TYPE_CHECKING:
+    from minivllm.worker.model_runner import ModelRunner
+
+
+@dataclass(frozen=True)
+class MemoryAccount:
+    """Sizes in bytes. `activation_peak`: on a GPU measured so far, on a CPU predicted for the largest step (`predicted` says which).
+
+    free: what the device has left now. bytes_per_token: K and V of one token in all layers.
+    """
+
+    device: str
+    total: int
+    weights: int
+    activation_peak: int
+    predicted: bool
+    kv_cache: int
+    free: int
+    bytes_per_token: int
+    block_size: int
+    num_blocks: int
+
+    def requests_that_fit(self, num_tokens: int) -> int:
+        """How many requests of `num_tokens` (prompt and answer) the pool holds at once, whole blocks each."""
+        if num_tokens < 1:
+            raise ValueError(f"num_tokens must be at least 1, got {num_tokens}")
+        return self.num_blocks // -(-num_tokens // self.block_size)
+
+    def __str__(self) -> str:
+        def row(name: str, size: int, note: str) -> str:
+            return f"{name:<16}{size / GIB:8.3f} GiB   {note}"
+
+        tokens = self.num_blocks * self.block_size
+        return "\n".join([
+            row(self.device, self.total, "in all"),
+            row("weights", self.weights, ""),
+            row("activations", self.activation_peak, "predicted for the largest step" if self.predicted else "the largest so far"),
+            row("KV cache", self.kv_cache, f"{self.num_blocks:,} blocks of {self.block_size} tokens; {self.bytes_per_token:,} bytes a token"),
+            row("free", self.free, ""),
+            f"fits             {', '.join(f'{self.requests_that_fit(n):,} x {n:,}' for n in (128, 1024, 8192) if n <= tokens) or 'nothing'} tokens",
+        ])
+
+
+def memory_account(runner: ModelRunner, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryAccount:
+    """The account of a runner whose pool is allocated."""
+    on_gpu = runner.device.type == "cuda"
+    if on_gpu:
+        free, total = torch.cuda.mem_get_info(runner.device)
+        peak = max(0, torch.cuda.max_memory_allocated(runner.device) - runner.weight_bytes - runner.pool.num_bytes)
+    else:
+        page = os.sysconf("SC_PAGE_SIZE")
+        free, total = os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+        peak = predicted_activation_bytes(runner, max_num_batched_tokens, max_num_seqs)
+    return MemoryAccount(str(runner.device), total, runner.weight_bytes, peak, not on_gpu, runner.pool.num_bytes, free,
+                         runner.spec.bytes_per_token, runner.block_size, runner.pool.num_blocks)
+
+
+def predicted_activation_bytes(runner: ModelRunner, num_tokens: int, num_rows: int) -> int:
+    """The widest moment of a step: a layer's MLP over all tokens, or the logits of all rows and their float32 copy."""
+    model, size = runner.model_config, runner.dtype.itemsize
+    residual = num_tokens * model.hidden_size * size
+    mlp = residual * 2 + num_tokens * 4 * model.intermediate_size * size  # input and output; gate and up, silu(gate), their product
+    logits = min(num_rows, num_tokens) * model.vocab_size * (size + 4)
+    return max(residual + mlp, logits)
