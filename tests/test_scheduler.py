@@ -273,7 +273,7 @@ def shortest_first(running, waiting, budget):
 
 
 def test_a_policy_may_take_from_the_middle_of_the_queue():
-    engine = make_engine(tiny_config(max_num_seqs=2, num_blocks=16, policy=shortest_first))
+    engine = make_engine(tiny_config(max_num_seqs=2, num_blocks=16), policy=shortest_first)
     for length in (3, 1, 4, 2):
         add(engine, *[1] * length)
     assert [row[0] for row in step(engine)] == [1, 3]
@@ -289,7 +289,7 @@ def newest_first(running, waiting, budget):
 
 def preempted_after_it_was_served():
     """A step that served 2, then 1, and then had no block left for 0."""
-    engine = make_engine(tiny_config(block_size=1, num_blocks=8, policy=newest_first))
+    engine = make_engine(tiny_config(block_size=1, num_blocks=8), policy=newest_first)
     for token in (1, 2, 3):
         add(engine, token)
     step(engine)
@@ -304,7 +304,7 @@ def test_what_is_preempted_after_it_was_served_leaves_the_plan():
 
 def test_who_is_served_after_a_victim_still_gets_its_token():
     oldest_then_newest = lambda running, waiting, budget: [(seq, 9) for seq in (*running[:1], *running[:0:-1], *waiting)]
-    engine = make_engine(tiny_config(block_size=1, num_blocks=6, policy=oldest_then_newest))
+    engine = make_engine(tiny_config(block_size=1, num_blocks=6), policy=oldest_then_newest)
     for token in (1, 2, 3):
         add(engine, token)
     step(engine)
@@ -318,7 +318,7 @@ def test_what_left_the_plan_is_not_in_the_batch_size():
 
 
 def test_a_policy_may_limit_what_a_sequence_gets():
-    engine = make_engine(tiny_config(policy=lambda running, waiting, budget: [(seq, 2) for seq in (*running, *waiting)]))
+    engine = make_engine(tiny_config(), policy=lambda running, waiting, budget: [(seq, 2) for seq in (*running, *waiting)])
     add(engine, 1, 2, 3, 4, 1)
     assert [step(engine), step(engine), step(engine)] == [[(0, 0, 2, False)], [(0, 2, 2, False)], [(0, 4, 1, True)]]
 
@@ -330,7 +330,7 @@ def test_a_policy_may_leave_a_running_sequence_out():
         chosen = next(turns) if len(running) == 2 else None
         return [(seq, budget) for seq in (*running, *waiting) if chosen in (None, seq.seq_id)]
 
-    engine = make_engine(tiny_config(policy=in_turns))
+    engine = make_engine(tiny_config(), policy=in_turns)
     add(engine, 1)
     add(engine, 2)
     assert [[row[0] for row in step(engine)] for _ in range(3)] == [[0, 1], [0], [1]]
@@ -338,7 +338,7 @@ def test_a_policy_may_leave_a_running_sequence_out():
 
 @pytest.mark.parametrize("policy", [lambda running, waiting, budget: [], lambda running, waiting, budget: [(seq, 0) for seq in (*running, *waiting)]])
 def test_a_policy_that_serves_nothing_is_an_error(policy):
-    engine = make_engine(tiny_config(policy=policy))
+    engine = make_engine(tiny_config(), policy=policy)
     seq = add(engine, 1)
     with pytest.raises(RuntimeError, match="the scheduling policy chose nothing although requests wait"):
         engine.step()

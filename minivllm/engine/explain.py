@@ -34,7 +34,7 @@ def _sentence(event: Event, trace: Trace) -> str | None:
         hit = f"{data['cached_tokens']} of its {data['tokens']} tokens were in the prefix cache" if data["cached_tokens"] else "nothing was in the prefix cache"
         return f"admitted {'again' if data['again'] else ''}; {hit}.".replace(" ;", ";")
     if event.kind == "compute":
-        what = "the last of its prompt" if data["samples"] else "a chunk of its prompt"
+        what = "all that it lacked" if data["samples"] else "a chunk of what it lacked"
         return f"computed {_count(data['tokens'], 'token')} from position {data['start']} on, {what}{', and got a token' if data['samples'] else ''}."
     if event.kind == "preempt":
         who = "it needed a block itself" if data["for_seq"] == event.seq_id else f"request {data['for_seq']}, older, needed a block"
