@@ -1,4 +1,4 @@
-"""The command line: `minivllm generate`, `minivllm chat`, `minivllm doctor`."""
+"""The command line: `minivllm generate`, `minivllm chat`, `minivllm doctor`, `minivllm bench`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import sys
 
 from minivllm import __version__
+from minivllm.bench import cli as bench_cli
 from minivllm.sampling_params import SamplingParams
 
 MODEL_HELP = "'smollm2' (embedded, the default), a model directory, a .gguf file, or a hub name"
@@ -17,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         return args.run(args)
-    except (ValueError, TypeError, OSError, ImportError) as error:
+    except (ValueError, TypeError, OSError, ImportError, RuntimeError) as error:
         print(f"minivllm: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -46,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what this machine has, what is used and why, what is missing")
     doctor.add_argument("--model", default="smollm2", help=MODEL_HELP)
     doctor.set_defaults(run=_doctor)
+
+    bench = commands.add_parser("bench", help="measure: throughput, latency, scheduler")
+    bench_cli.add_parsers(bench)
     return parser
 
 

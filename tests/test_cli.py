@@ -51,7 +51,8 @@ def test_chat_answers_and_ends_with_its_input(embedded):
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(embedded):
     process = subprocess.Popen([sys.executable, "-u", "-m", "minivllm", "chat", "--temperature", "0", "--max-tokens", "4000", "--device", "cpu"],
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a shell's "&" has it ignored
     try:
         process.stdin.write(b"Tell me a very long story about the sea, with many chapters.\n")
         process.stdin.flush()

@@ -1,5 +1,6 @@
 """LLM as its users hold it: generate, chat, stream, outputs, errors at the door, interrupts, close."""
 
+import signal
 import threading
 
 import numpy as np
@@ -317,13 +318,15 @@ def test_an_interrupt_leaves_the_engine_usable(whole, monkeypatch, raised):
 
 
 def test_a_real_interrupt_too(whole):
-    import _thread
-
-    timer = threading.Timer(0.5, _thread.interrupt_main)
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        generate(whole, ["Tell me everything"] * 4, SamplingParams(max_tokens=2000, ignore_eos=True))
-    timer.join()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" has it ignored
+    timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            generate(whole, ["Tell me everything"] * 4, SamplingParams(max_tokens=300, ignore_eos=True))
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_output_that_is_not_finite_ends_that_request_alone(tmp_path):

@@ -101,7 +101,8 @@ class BlockManager:
         missing = self.num_blocks_for(len(seq.token_ids)) - len(seq.block_table)
         if missing > len(self.free_blocks):
             return False
-        self._extend(seq, missing)
+        if missing > 0:
+            self._extend(seq, missing)
         return True
 
     def publish(self, seq: Sequence, start: int) -> None:

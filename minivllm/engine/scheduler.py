@@ -78,9 +78,10 @@ class Scheduler:
                     continue
             else:
                 unserved -= 1
-                budget += self._make_room(seq, preempted, rows)
-                if seq.status is SequenceStatus.WAITING:
-                    continue
+                if not self.blocks.grow(seq):
+                    budget += self._make_room(seq, preempted, rows)
+                    if seq.status is SequenceStatus.WAITING:
+                        continue
             num_tokens = min(len(seq.token_ids) - seq.num_computed_tokens, limit, budget)
             if num_tokens > 0:
                 rows[seq.seq_id] = self._plan_row(seq, num_tokens)
@@ -93,17 +94,21 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
         """Take in what `plan` computed: append tokens, publish full blocks, finish what is done. Returns the finished."""
-        finished = []
+        finished, block_size = [], self.blocks.block_size
         for row in plan.rows:
             seq = self.sequences[row.seq_id]
-            self._count_computed(seq, row)
+            start, end = self._count_computed(seq, row)
             if row.seq_id in result.non_finite:
                 seq.error = "the model's output was not finite (NaN or infinity); a wider dtype may help"
                 finished.append(self.finish(seq, "abort"))
                 continue  # what it wrote is not published either
-            self.blocks.publish(seq, row.start)
+            if end // block_size > start // block_size:
+                self.blocks.publish(seq, start)
             if row.samples:
-                self._append(seq, result.tokens[row.seq_id])
+                seq.token_ids.append(result.tokens[row.seq_id])
+                self.stats.generation_tokens += 1
+                if seq.first_token_time is None:
+                    seq.first_token_time = self.clock()
                 if stop := self.stop_check(seq):
                     finished.append(self.finish(seq, *stop))
         self.stats.num_steps += 1
@@ -206,13 +211,8 @@ class Scheduler:
             self.waiting = deque(seq for seq in self.waiting if seq.status is SequenceStatus.WAITING and seq not in preempted)
         self.waiting.extendleft(preempted)
 
-    def _append(self, seq: Sequence, token: int) -> None:
-        seq.token_ids.append(token)
-        self.stats.generation_tokens += 1
-        if seq.first_token_time is None:
-            seq.first_token_time = self.clock()
-
-    def _count_computed(self, seq: Sequence, row: PlanRow) -> None:
+    def _count_computed(self, seq: Sequence, row: PlanRow) -> tuple[int, int]:
+        """Note that `row` was computed; returns the positions where it starts and ends."""
         start, num_tokens = row.start, len(row.token_ids)
         end = seq.num_computed_tokens = start + num_tokens
         if num_tokens > 1 or start < seq.num_prompt_tokens:
@@ -223,6 +223,7 @@ class Scheduler:
             seq.max_computed_tokens = end
         if self.trace is not None:
             self.trace.record("compute", seq.seq_id, start=start, tokens=num_tokens, samples=row.samples)
+        return start, end
 
     def _measure(self) -> None:
         stats = self.stats

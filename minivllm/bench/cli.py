@@ -1,0 +1,75 @@
+"""The arguments of `minivllm bench`, and what each kind runs."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+#: nano-vLLM's benchmark, which `bench throughput` runs unless told otherwise; and a small one for `bench latency`.
+_THROUGHPUT = {"num_requests": 256, "input_len": (100, 1024), "output_len": (100, 1024), "max_num_seqs": 256}
+_LATENCY = {"num_requests": 4, "input_len": (32, 128), "output_len": (64, 64), "max_num_seqs": 1}
+
+
+def add_parsers(bench: argparse.ArgumentParser) -> None:
+    """Fill `minivllm bench` with its kinds."""
+    kinds = bench.add_subparsers(required=True, metavar="KIND")
+    throughput = kinds.add_parser("throughput", help="output tokens a second over a workload, beside transformers")
+    _generation_arguments(throughput, _THROUGHPUT)
+    throughput.set_defaults(run=lambda args: _generation(args, throughput=True))
+    latency = kinds.add_parser("latency", help="milliseconds a token, one request at a time, beside transformers")
+    _generation_arguments(latency, _LATENCY)
+    latency.set_defaults(run=lambda args: _generation(args, throughput=False))
+    scheduler = kinds.add_parser("scheduler", help="what the host pays for a step")
+    scheduler.add_argument("--running", type=int, default=256)
+    scheduler.add_argument("--steps", type=int, default=300)
+    scheduler.add_argument("--output", metavar="FILE", help="save raw figures as JSON")
+    scheduler.set_defaults(run=_scheduler)
+
+
+def _generation_arguments(parser: argparse.ArgumentParser, defaults: dict) -> None:
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--random-weights", action="store_true", help="a directory with a config.json is enough")
+    parser.add_argument("--num-requests", type=int, default=defaults["num_requests"])
+    parser.add_argument("--input-len", type=int, nargs=2, default=defaults["input_len"], metavar=("FROM", "TO"))
+    parser.add_argument("--output-len", type=int, nargs=2, default=defaults["output_len"], metavar=("FROM", "TO"))
+    parser.add_argument("--max-token-id", type=int, default=10_000)
+    parser.add_argument("--max-num-seqs", type=int, default=defaults["max_num_seqs"], help="the cap on both sides")
+    parser.add_argument("--temperature", type=float, default=0.6)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--enforce-eager", action="store_true")
+    parser.add_argument("--no-baselines", action="store_true", help="only minivllm and the limit")
+    parser.add_argument("--output", metavar="FILE", help="save raw figures as JSON")
+
+
+def _generation(args: argparse.Namespace, throughput: bool) -> int:
+    from minivllm.bench import report
+    from minivllm.bench.throughput import measure, show
+    from minivllm.bench.workload import Workload
+    from minivllm.llm import LLM
+
+    workload = Workload.draw(args.num_requests, tuple(args.input_len), tuple(args.output_len), args.max_token_id)
+    with LLM(args.model, device=args.device, dtype=args.dtype, max_num_seqs=args.max_num_seqs, enforce_eager=args.enforce_eager,
+             load_format="dummy" if args.random_weights else "auto") as llm:
+        result = measure(llm, workload, rounds=args.rounds, temperature=args.temperature, max_token_id=args.max_token_id,
+                         with_baselines=not args.no_baselines, continuous=throughput)
+    show(result)
+    if not throughput:
+        for name, times in result["seconds"].items():
+            if times:
+                print(f"  {name:<34}{1e3 * statistics.median(times) / result['output_tokens']:10.2f} ms a token, prefill included")
+    report.save(result, args.output)
+    return 0
+
+
+def _scheduler(args: argparse.Namespace) -> int:
+    import torch
+
+    from minivllm.bench import report
+    from minivllm.bench.scheduler import measure, show
+
+    result = {"environment": report.environment(torch.device("cpu")), **measure(args.running, args.steps)}
+    show(result)
+    report.save(result, args.output)
+    return 0
