@@ -58,7 +58,7 @@ def memory_account(runner: ModelRunner, max_num_batched_tokens: int, max_num_seq
     on_gpu = runner.device.type == "cuda"
     if on_gpu:
         free, total = torch.cuda.mem_get_info(runner.device)
-        peak = max(0, torch.cuda.max_memory_allocated(runner.device) - runner.weight_bytes - runner.pool.num_bytes)
+        peak = max(0, torch.cuda.max_memory_allocated(runner.device) - runner.bytes_at_rest)
     else:
         page = os.sysconf("SC_PAGE_SIZE")
         free, total = os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page

@@ -1,10 +1,11 @@
 """The torch backend against plain SDPA over contiguous K/V, for every mixture of prefill, chunk, hit and decode."""
 
 import pytest
+import tiny_models
 import torch
 from torch.nn import functional as F
 
-from minivllm import SamplingParams, attention
+from minivllm import LLM, SamplingParams, attention
 from minivllm.attention.torch_sdpa import slots_of
 from minivllm.engine.step import PlanRow, StepPlan
 from minivllm.worker.batch import build_batch, slot_mapping
@@ -100,3 +101,66 @@ def test_decodes_of_like_length_share_a_call():
 def test_an_unknown_backend_is_refused_by_name():
     with pytest.raises(ValueError, match="'nope'.*torch_sdpa"):
         attention.select("nope", torch.device("cpu"))
+
+
+class Written(attention.AttentionBackend):
+    """Attention from its definition, a row at a time: a backend of one's own in a dozen lines."""
+
+    name, default_block_size = "written", 8
+
+    def prepare(self, metadata, query_lens, context_lens):
+        return list(zip(query_lens, context_lens))
+
+    def store(self, k, v, k_cache, v_cache, metadata):
+        kept = metadata.slot_mapping >= 0
+        k_cache[metadata.slot_mapping[kept]], v_cache[metadata.slot_mapping[kept]] = k[kept], v[kept]
+
+    def attend(self, q, k_cache, v_cache, metadata, scale):
+        out, begin = torch.empty_like(q), 0
+        for row, (num_tokens, context) in enumerate(metadata.plan):
+            slots = slots_of(metadata.block_tables[row], torch.arange(context, device=q.device), metadata.block_size)
+            end = begin + num_tokens
+            out[begin:end] = dense(q[begin:end], k_cache[slots], v_cache[slots], context - num_tokens, scale)
+            begin = end
+        return out
+
+
+class XFormers(Written):
+    """The same rows, by xFormers' memory_efficient_attention with a lower-right causal mask."""
+
+    name = "xformers"
+
+    def attend(self, q, k_cache, v_cache, metadata, scale):
+        from xformers.ops import fmha
+
+        out, begin, groups = torch.empty_like(q), 0, q.shape[1] // k_cache.shape[1]
+        for row, (num_tokens, context) in enumerate(metadata.plan):
+            slots = slots_of(metadata.block_tables[row], torch.arange(context, device=q.device), metadata.block_size)
+            end = begin + num_tokens
+            k, v = (cache[slots].repeat_interleave(groups, 1)[None] for cache in (k_cache, v_cache))
+            bias = fmha.attn_bias.LowerTriangularFromBottomRightMask()
+            out[begin:end] = fmha.memory_efficient_attention(q[begin:end][None], k, v, attn_bias=bias, scale=scale)[0]
+            begin = end
+        return out
+
+
+def tokens_with(backend, directory, device):
+    with LLM(directory, device=device, dtype="float32", attention_backend=backend, num_kv_blocks=12, max_num_batched_tokens=8, max_num_seqs=3) as llm:
+        prompts = [list(range(3, 25)), [7, 8, 9], list(range(3, 20))]
+        outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False)
+        return llm.runner.backend.name, llm.config.block_size, [output["token_ids"] for output in outputs]
+
+
+def test_a_backend_of_ones_own_is_used_by_its_name(tmp_path):
+    tiny_models.save("llama", tmp_path)
+    attention.register_backend("written", Written)
+    name, block_size, tokens = tokens_with("written", tmp_path, "cpu")
+    assert (name, block_size) == ("written", 8) and tokens == tokens_with("torch_sdpa", tmp_path, "cpu")[2]
+
+
+@pytest.mark.gpu
+def test_xformers_can_be_a_backend(tmp_path):
+    pytest.importorskip("xformers", reason="xformers is not installed")
+    tiny_models.save("llama", tmp_path)
+    attention.register_backend("xformers", XFormers)
+    assert tokens_with("xformers", tmp_path, "cuda")[2] == tokens_with("torch_sdpa", tmp_path, "cuda")[2]

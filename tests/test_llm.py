@@ -1,7 +1,9 @@
 """LLM as its users hold it: generate, chat, stream, outputs, errors at the door, interrupts, close."""
 
+import re
 import signal
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,6 +47,19 @@ def test_the_published_quick_start_runs_unchanged():
     assert isinstance(output[0]["text"], str) and output[0]["text"] == output[0].outputs[0].text
     assert 1 <= len(output[0]["token_ids"]) <= 128
     llm.close()
+
+
+def test_the_readmes_examples_run(tmp_path, monkeypatch, capsys):
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert len(blocks) == 2
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    shown = capsys.readouterr().out
+    assert "The capital of France is Paris." in shown and "queued with a prompt of 5 tokens" in shown and "KV cache" in shown
+    names["llm"].close()
 
 
 def test_an_output_answers_both_ways(whole):

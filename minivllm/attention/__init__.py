@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -28,12 +29,24 @@ class AttentionBackend(Protocol):
     def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor: ...
 
 
-def select(name: str, device: torch.device) -> tuple[AttentionBackend, str]:
-    """The backend called `name` ("auto": the best that runs on `device`), and why it was chosen. Raises ValueError."""
+def _torch_sdpa() -> AttentionBackend:
     from minivllm.attention.torch_sdpa import TorchSDPABackend
 
+    return TorchSDPABackend()
+
+
+_BACKENDS: dict[str, Callable[[], AttentionBackend]] = {"torch_sdpa": _torch_sdpa}
+
+
+def register_backend(name: str, make: Callable[[], AttentionBackend]) -> None:
+    """Make a backend of one's own known: `LLM(..., attention_backend=name)` then calls `make()`."""
+    _BACKENDS[name] = make
+
+
+def select(name: str, device: torch.device) -> tuple[AttentionBackend, str]:
+    """The backend called `name` ("auto": the best that runs on `device`), and why it was chosen. Raises ValueError."""
     if name == "auto":
-        return TorchSDPABackend(), f"the only backend so far; it runs on {device.type}"
-    if name == TorchSDPABackend.name:
-        return TorchSDPABackend(), "asked for"
-    raise ValueError(f"attention backend {name!r} does not exist; choose 'auto' or {TorchSDPABackend.name!r}")
+        return _torch_sdpa(), f"the only backend of the package so far; it runs on {device.type}"
+    if name not in _BACKENDS:
+        raise ValueError(f"attention backend {name!r} does not exist; choose 'auto' or one of {', '.join(_BACKENDS)}")
+    return _BACKENDS[name](), "asked for"

@@ -42,6 +42,7 @@ class ModelRunner:
             raise
         self.pool: KVCachePool | None = None
         self.block_size = 0
+        self.bytes_at_rest = 0  # allocated on the GPU between two steps; what a step takes comes on top
 
     @property
     def weight_bytes(self) -> int:
@@ -60,6 +61,9 @@ class ModelRunner:
         self.block_size = block_size
         self.pool = KVCachePool(self.spec, num_blocks, block_size, self.device)
         self.pool.bind(self.model, self.backend)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self.bytes_at_rest = torch.cuda.memory_allocated(self.device)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
