@@ -20,6 +20,10 @@ ALIASES = {"kvcache_block_size": "block_size", "num_kvcache_blocks": "num_kv_blo
 DEFAULT_MAX_NUM_SEQS = 256
 
 
+class PoolTooSmallError(ValueError):
+    """The KV cache cannot hold what was asked for."""
+
+
 @helpful_keywords(_OWNER)
 @dataclass(frozen=True)
 class EngineConfig:
@@ -106,14 +110,15 @@ class EngineConfig:
         pool = num_kv_blocks * block_size
         size = f"the KV cache holds {pool} tokens ({num_kv_blocks} blocks of {block_size})"
         if pool < 2:
-            raise ValueError(f"{size}: not even a prompt of one token and its answer fit; raise num_kv_blocks")
+            raise PoolTooSmallError(f"{size}: not even a prompt of one token and its answer fit; raise num_kv_blocks")
         if self.max_model_len is None:
             if pool < max_positions:
                 warnings.warn(f"max_model_len is {pool}, not the model's {max_positions}: {size}", stacklevel=4)
             return min(pool, max_positions)
         self.check_positions(max_positions)
         if self.max_model_len > pool:
-            raise ValueError(f"LLM.max_model_len {self.max_model_len} does not fit: {size}; lower it or raise num_kv_blocks")
+            raise PoolTooSmallError(f"LLM.max_model_len {self.max_model_len} does not fit: {size}; lower it, or raise num_kv_blocks"
+                                    f" or gpu_memory_utilization")
         return self.max_model_len
 
     def _fitting_batch(self, default_tokens: int) -> dict[str, int]:

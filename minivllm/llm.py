@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence as Listed
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from minivllm.config import EngineConfig, rename_aliases
+from minivllm.config import DEFAULT_MAX_NUM_SEQS, EngineConfig, PoolTooSmallError, rename_aliases
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import Trace
 from minivllm.engine.explain import explain
@@ -50,6 +51,7 @@ class LLM:
 
     def __init__(self, model: str = EngineConfig.model, **settings: Any):
         config = EngineConfig(model=str(model) if hasattr(model, "__fspath__") else model, **rename_aliases(settings))
+        from minivllm.memory import memory_account
         from minivllm.weights.hub import open_model
         from minivllm.worker.model_runner import ModelRunner
 
@@ -59,7 +61,11 @@ class LLM:
         self._added: dict[int, tuple[Sequence, str | None]] = {}  # requests of the step API whose output nobody has yet
         self.runner = ModelRunner(config, checkpoint)
         try:
-            self.config = config.complete(**self.runner.limits(config))
+            limits = self.runner.limits(config)
+            try:
+                self.config = config.complete(**limits)
+            except PoolTooSmallError as error:
+                raise PoolTooSmallError(f"{error}\n{memory_account(self.runner, limits, config.max_num_seqs or DEFAULT_MAX_NUM_SEQS)}") from None
             self._set_up(checkpoint)
         except BaseException:  # a notebook keeps the last error, and through it all that this frame holds
             self.runner.close()
@@ -154,8 +160,7 @@ class LLM:
         """Where memory goes; print it."""
         from minivllm.memory import memory_account
 
-        self.engine  # raises if closed
-        return memory_account(self.runner, self.config.max_num_batched_tokens, self.config.max_num_seqs)
+        return memory_account(self.engine.runner, asdict(self.config), self.config.max_num_seqs)
 
     def start_trace(self) -> Trace:
         """Record every event of the engine from now on, into a new trace (see engine/events.py)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -53,8 +53,8 @@ class MemoryAccount:
         ])
 
 
-def memory_account(runner: ModelRunner, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryAccount:
-    """The account of a runner whose pool is allocated."""
+def memory_account(runner: ModelRunner, limits: dict[str, Any], max_num_seqs: int) -> MemoryAccount:
+    """The account of a runner with a pool of `limits["num_kv_blocks"]` blocks of `limits["block_size"]`, allocated or only planned."""
     on_gpu = runner.device.type == "cuda"
     if on_gpu:
         free, total = torch.cuda.mem_get_info(runner.device)
@@ -62,9 +62,10 @@ def memory_account(runner: ModelRunner, max_num_batched_tokens: int, max_num_seq
     else:
         page = os.sysconf("SC_PAGE_SIZE")
         free, total = os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
-        peak = predicted_activation_bytes(runner, max_num_batched_tokens, max_num_seqs)
-    return MemoryAccount(str(runner.device), total, runner.weight_bytes, peak, not on_gpu, runner.pool.num_bytes, free,
-                         runner.spec.bytes_per_token, runner.block_size, runner.pool.num_blocks)
+        peak = predicted_activation_bytes(runner, limits["max_num_batched_tokens"], max_num_seqs)
+    num_blocks, block_size, bytes_per_token = limits["num_kv_blocks"], limits["block_size"], runner.spec.bytes_per_token
+    return MemoryAccount(str(runner.device), total, runner.weight_bytes, peak, not on_gpu, num_blocks * block_size * bytes_per_token, free,
+                         bytes_per_token, block_size, num_blocks)
 
 
 def predicted_activation_bytes(runner: ModelRunner, num_tokens: int, num_rows: int) -> int:

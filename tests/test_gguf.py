@@ -1,5 +1,7 @@
 """The embedded GGUF file against transformers' reading of it: weights, tokenizer, chat template."""
 
+import gguf
+import gguf.quants
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import transformers
 from gguf import GGUFWriter
 
 from minivllm import LLM
-from minivllm.weights.gguf import hf_name, open_gguf, unpermute
+from minivllm.weights.gguf import hf_name, open_gguf, read_tensors, unpermute
 from minivllm.weights.hub import embedded_model_file
 from minivllm.weights.load import parameter_slots
 
@@ -102,6 +104,23 @@ def test_any_gguf_file_works_by_its_path(tmp_path, monkeypatch):
         assert llm.tokenizer.encode("abba<end>") == [3, 2, 1, 0]
         assert not llm.model_config.tie_word_embeddings
         assert len(llm.generate("ab", use_tqdm=False)[0]["token_ids"]) > 0
+
+
+@pytest.mark.parametrize("kind", sorted(gguf.quants._type_traits, key=lambda kind: kind.name), ids=lambda kind: kind.name)
+def test_every_quantization_that_gguf_can_undo_is_read(kind, tmp_path):
+    """Random bytes in that format, read back as the gguf package's own dequantization gives them."""
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    data = np.random.default_rng(int(kind)).integers(0, 256, (4, 512 // elements * size), dtype=np.uint8)
+    writer = GGUFWriter(tmp_path / "one.gguf", "qwen3")
+    writer.add_tensor("blk.0.ffn_down.weight", data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    config = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    [(name, tensor)] = read_tensors(gguf.GGUFReader(tmp_path / "one.gguf"), config, "qwen3")
+    assert name == "model.layers.0.mlp.down_proj.weight" and tensor.shape == (4, 512) and tensor.dtype == torch.float32
+    np.testing.assert_array_equal(tensor.numpy(), gguf.quants.dequantize(data, kind))
 
 
 @pytest.mark.parametrize("options, named", [({"architecture": "mamba"}, "'mamba'"), ({"pre": "tekken"}, "'tekken'"),

@@ -4,6 +4,7 @@ import gc
 import os
 import threading
 import warnings
+import weakref
 
 import psutil
 import pytest
@@ -140,6 +141,13 @@ def test_the_memory_account_adds_up(llm):
         memory.requests_that_fit(0)
 
 
+def test_a_pool_that_is_too_small_prints_the_account_and_the_setting_to_change(directory):
+    with pytest.raises(ValueError) as error:
+        LLM(directory, device="cpu", num_kv_blocks=4, max_model_len=100)
+    for part in ("max_model_len 100 does not fit: the KV cache holds 64 tokens (4 blocks of 16)", "raise num_kv_blocks", "weights", "bytes a token"):
+        assert part in str(error.value)
+
+
 @pytest.mark.gpu
 def test_the_memory_account_of_a_gpu_is_measured(directory):
     with LLM(directory, device="cuda", num_kv_blocks=64) as llm:
@@ -147,7 +155,8 @@ def test_the_memory_account_of_a_gpu_is_measured(directory):
         assert not llm.memory.predicted and 0 < llm.memory.activation_peak < 1 << 30
 
 
-def test_a_second_llm_is_announced_and_close_all_frees_both(directory):
+def test_a_second_llm_is_announced_and_close_all_frees_both(directory, monkeypatch):
+    monkeypatch.setattr("minivllm.llm._LIVE", weakref.WeakSet())  # other tests share an LLM of theirs
     first = LLM(directory, device="cpu", num_kv_blocks=16)
     with pytest.warns(UserWarning, match="1 LLM of this process is still open and holds .* GiB; close"):
         second = LLM(directory, device="cpu", num_kv_blocks=16)

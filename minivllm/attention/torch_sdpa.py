@@ -22,7 +22,8 @@ MOST_GATHERED_TOKENS = 131_072
 class Group:
     """Rows that one SDPA call serves: either one row with several tokens (G = 1), or G decodes of similar length.
 
-    tokens: the rows' places in the batch, a slice or an index [G]. slots [G, M]: where their K/V lies, M the longest context.
+    tokens: the rows' places in the batch: a slice where they lie in a row, else an index [G].
+    slots [G, M]: where their K/V lies, M the longest context. decodes: one token a row.
     mask: bool, True where a token may look: [n, M] for one row, [G, 1, 1, M] for decodes; None where all may.
     causal: the row is a whole prompt, so torch's own (upper-left) causal mask is the right one.
     """
@@ -30,6 +31,7 @@ class Group:
     tokens: slice | Tensor
     slots: Tensor
     mask: Tensor | None
+    decodes: bool
     causal: bool = False
 
 
@@ -64,18 +66,23 @@ class TorchSDPABackend:
         v_cache.index_copy_(0, slots, v)
 
     def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        if len(metadata.plan) == 1:  # it covers all tokens, in order
+            return _attend(q, k_cache, v_cache, metadata.plan[0], scale)
         out = torch.empty_like(q)  # [T, H, D]
         for group in metadata.plan:
-            keys, values = k_cache[group.slots], v_cache[group.slots]  # [G, M, K, D]: the copy that a paged kernel avoids
-            attend = _attend_prefill if isinstance(group.tokens, slice) else _attend_decodes
-            out[group.tokens] = attend(q[group.tokens], keys, values, group, scale)
+            out[group.tokens] = _attend(q[group.tokens], k_cache, v_cache, group, scale)
         return out
+
+
+def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: Group, scale: float) -> Tensor:
+    keys, values = k_cache[group.slots], v_cache[group.slots]  # [G, M, K, D]: the copy that a paged kernel avoids
+    return (_attend_decodes if group.decodes else _attend_prefill)(q, keys, values, group, scale)
 
 
 def _attend_decodes(q: Tensor, keys: Tensor, values: Tensor, group: Group, scale: float) -> Tensor:
     """q [G, H, D]. The H / K query heads that share a kv head are handed over as if they were H / K tokens of one head."""
     num_rows, num_heads, head_dim = q.shape
-    packed = q.view(num_rows, keys.shape[2], -1, head_dim)  # [G, K, H / K, D]
+    packed = q.reshape(num_rows, keys.shape[2], -1, head_dim)  # [G, K, H / K, D]
     out = F.scaled_dot_product_attention(packed, keys.transpose(1, 2), values.transpose(1, 2), group.mask, scale=scale)
     return out.reshape(num_rows, num_heads, head_dim)
 
@@ -97,19 +104,22 @@ def _prefill_group(metadata: AttentionMetadata, row: int, begin: int, num_tokens
     whole = num_tokens == context
     # Lower-right causal: the row's tokens are the last ones of its context.
     mask = None if whole else positions <= positions[context - num_tokens:, None]
-    return Group(slice(begin, begin + num_tokens), slots_of(table, positions, metadata.block_size)[None], mask, causal=whole)
+    return Group(slice(begin, begin + num_tokens), slots_of(table, positions, metadata.block_size)[None], mask, decodes=False, causal=whole)
 
 
 def _decode_group(metadata: AttentionMetadata, decodes: list[tuple[int, int, int]]) -> Group:
     """Decodes as (context, row, place in the batch), the longest first."""
     device = metadata.block_tables.device
-    contexts, rows, begins = torch.tensor(list(zip(*decodes)), device=device)
     longest, shortest = decodes[0][0], decodes[-1][0]
+    decodes.sort(key=lambda item: item[2])  # in the batch's order again
+    contexts, rows, begins = torch.tensor(list(zip(*decodes)), device=device)
+    first, last = decodes[0][2], decodes[-1][2]
+    tokens = slice(first, last + 1) if last - first == len(decodes) - 1 else begins
     positions = torch.arange(longest, device=device)
     # A short row's padding points at its own last slot, never at memory that holds somebody else's NaN.
     padded = torch.minimum(positions, contexts[:, None] - 1)  # [G, M]
     mask = None if shortest == longest else (positions < contexts[:, None])[:, None, None]
-    return Group(begins, slots_of(metadata.block_tables[rows], padded, metadata.block_size), mask)
+    return Group(tokens, slots_of(metadata.block_tables[rows], padded, metadata.block_size), mask, decodes=True)
 
 
 def slots_of(block_table: Tensor, positions: Tensor, block_size: int) -> Tensor:

@@ -1,17 +1,19 @@
 """`minivllm bench scheduler`: what the host pays for a step, with a runner that computes nothing.
 
-Three figures: microseconds a running sequence for schedule and update together; the same beside a long queue; and what recording
-a trace adds.
+Microseconds a running sequence for schedule and update together; the same beside a long queue; what recording a trace adds; and
+what the possibility of a trace costs while none is recorded: a comparison with None at each place that would record.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+import timeit
 from typing import Any
 
 from minivllm.config import EngineConfig
 from minivllm.engine.engine import Engine
+from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import StepPlan, StepResult
 from minivllm.sampling_params import SamplingParams
 
@@ -57,12 +59,24 @@ def measure(num_running: int = 256, steps: int = 300, rounds: int = 5) -> dict[s
     engines = {"10 waiting": decoding_engine(num_running, 10), "10,000 waiting": decoding_engine(num_running, 10_000),
                "10 waiting, traced": decoding_engine(num_running, 10)}
     times: dict[str, list[float]] = {name: [] for name in engines}
+    num_events = 0
     for _ in range(rounds):
         for name, engine in engines.items():
-            if name.endswith("traced"):
-                engine.scheduler.start_trace()
+            trace = engine.scheduler.start_trace() if name.endswith("traced") else None
             times[name] += step_seconds(engine, steps // rounds)
-    return {"running": num_running, "microseconds_per_sequence": {name: 1e6 * statistics.median(each) / num_running for name, each in times.items()}}
+            num_events += len(trace.events) if trace else 0
+    figures = {name: 1e6 * statistics.median(each) / num_running for name, each in times.items()}
+    comparison = comparison_seconds(engines["10 waiting"].scheduler)
+    comparisons = num_events / (steps // rounds * rounds) / num_running
+    return {"running": num_running, "microseconds_per_sequence": figures, "comparisons_per_sequence": comparisons,
+            "comparison_nanoseconds": 1e9 * comparison, "trace_off_share": 1e6 * comparison * comparisons / figures["10 waiting"]}
+
+
+def comparison_seconds(scheduler: Scheduler, repeats: int = 100_000) -> float:
+    """What `if scheduler.trace is not None` takes, without the loop around it."""
+    loop = min(timeit.repeat("for _ in many: pass", globals={"many": range(repeats)}, number=1))
+    compared = min(timeit.repeat("for _ in many:\n if s.trace is not None: pass", globals={"many": range(repeats), "s": scheduler}, number=1))
+    return max(0.0, compared - loop) / repeats
 
 
 def show(result: dict[str, Any]) -> None:
@@ -71,4 +85,5 @@ def show(result: dict[str, Any]) -> None:
     print(f"schedule and update, {result['running']} sequences in decode")
     for name, figure in figures.items():
         print(f"  {name:<20}{figure:7.2f} us a running sequence   {figure / base:.2f} times the first row")
-    print("  without a trace, a step pays one comparison with None for each place that could record: no row of its own can show it")
+    print(f"  tracing off: {result['comparisons_per_sequence']:.2f} comparisons a running sequence, {result['comparison_nanoseconds']:.0f} ns each: "
+          f"{100 * result['trace_off_share']:.2f}% of a step")

@@ -6,6 +6,7 @@ view of the KV cache, which the worker hands it. The model above knows nothing o
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from minivllm.attention import AttentionBackend
@@ -33,10 +34,12 @@ class Attention(nn.Module):
 
     def forward(self, qkv: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)  # [T, H + 2 K, D]
-        q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         if self.q_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = self.rotary(q, positions), self.rotary(k, positions)
+            q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
+        else:
+            qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        q, k = self.rotary(qk, positions).split((self.num_heads, self.num_kv_heads), dim=1)
         self.backend.store(k, v, self.k_cache, self.v_cache, metadata)
         out = self.backend.attend(q, self.k_cache, self.v_cache, metadata, self.scale)  # [T, H, D]
         return out.reshape(-1, self.num_heads * self.head_dim)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from minivllm.kernels.linear import linear
+
 
 class VocabParallelEmbedding(nn.Module):
     """[T] int64 -> [T, hidden]; weight [V, hidden]."""
@@ -27,4 +29,4 @@ class ParallelLMHead(nn.Module):
         self.weight = tied_to.weight if self.tied else nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.weight)
+        return linear(hidden, self.weight)

@@ -51,10 +51,6 @@ class KVCachePool:
     def num_bytes(self) -> int:
         return self.cache.nbytes
 
-    @property
-    def num_blocks(self) -> int:
-        return self.cache.shape[2]
-
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """One layer's K and V as kernels see them: [N * S, K, D], addressed by slot. Views, not copies."""
         flat = self.cache[:, index].flatten(1, 2)  # [2, N * S, K, D]
