@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from minivllm.memory import MemoryAccount
     from minivllm.weights.checkpoint import Checkpoint
 
-
 _LIVE: weakref.WeakSet[LLM] = weakref.WeakSet()
 
 
@@ -142,8 +141,9 @@ class LLM:
         """Run one step of everything that is queued or running; returns the added requests that have finished since the last call."""
         if self.engine.has_unfinished_requests():
             self.engine.step()
-        done = [request_id for request_id, (seq, _) in self._added.items() if seq.finished]
-        return [self._output(*self._added.pop(request_id)) for request_id in done]
+        done = [self._added.pop(request_id) for request_id, (seq, _) in list(self._added.items()) if seq.finished]
+        _warn_of_errors([seq for seq, _ in done], stacklevel=3)
+        return [self._output(seq, prompt) for seq, prompt in done]
 
     def has_unfinished_requests(self) -> bool:
         """Whether an added request's output has not been returned by `step` yet."""
