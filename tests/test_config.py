@@ -132,7 +132,7 @@ def refusal(**fields):
 
 def test_a_given_max_model_len_that_does_not_fit_the_pool_is_refused(silent):
     assert refusal(num_kv_blocks=10, max_model_len=161) == ("LLM.max_model_len 161 does not fit: the KV cache holds 160 tokens (10 blocks of 16); "
-                                                           "lower it or raise num_kv_blocks")
+                                                           "lower it, or raise num_kv_blocks or gpu_memory_utilization")
     assert complete(num_kv_blocks=10, max_model_len=160).max_model_len == 160
 
 
