@@ -98,11 +98,12 @@ class BlockManager:
 
     def grow(self, seq: Sequence) -> bool:
         """Make room for every token of `seq`. False, with nothing changed, when no block is free."""
-        missing = self.num_blocks_for(len(seq.token_ids)) - len(seq.block_table)
+        missing = -(-len(seq.token_ids) // self.block_size) - len(seq.block_table)
+        if missing <= 0:  # a decode within its last block: the common case
+            return True
         if missing > len(self.free_blocks):
             return False
-        if missing > 0:
-            self._extend(seq, missing)
+        self._extend(seq, missing)
         return True
 
     def publish(self, seq: Sequence, start: int) -> None:

@@ -20,9 +20,11 @@ def first_come_first_served(running: tuple[Sequence, ...], waiting: Iterable[Seq
     """The running ones first, oldest first and each sure of at least one token; then the queue in its order."""
     spare = budget - len(running)
     for seq in running:
-        share = min(len(seq.token_ids) - seq.num_computed_tokens, 1 + spare)
-        spare -= share - 1
-        yield seq, share
+        extra = len(seq.token_ids) - seq.num_computed_tokens - 1  # beyond that one token: 0 in decode
+        if extra > 0:
+            extra = min(extra, spare)
+            spare -= extra
+        yield seq, 1 + extra
     for seq in waiting:
         yield seq, budget
 

@@ -82,7 +82,9 @@ class Scheduler:
                     budget += self._make_room(seq, preempted, rows)
                     if seq.status is SequenceStatus.WAITING:
                         continue
-            num_tokens = min(len(seq.token_ids) - seq.num_computed_tokens, limit, budget)
+            num_tokens = len(seq.token_ids) - seq.num_computed_tokens
+            if num_tokens > limit or num_tokens > budget:
+                num_tokens = min(limit, budget)
             if num_tokens > 0:
                 rows[seq.seq_id] = self._plan_row(seq, num_tokens)
                 budget -= num_tokens
@@ -94,10 +96,14 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
         """Take in what `plan` computed: append tokens, publish full blocks, finish what is done. Returns the finished."""
-        finished, block_size = [], self.blocks.block_size
+        finished, block_size, stats = [], self.blocks.block_size, self.stats
         for row in plan.rows:
-            seq = self.sequences[row.seq_id]
-            start, end = self._count_computed(seq, row)
+            seq, start, num_tokens = self.sequences[row.seq_id], row.start, len(row.token_ids)
+            end = seq.num_computed_tokens = start + num_tokens
+            if start < seq.num_prompt_tokens or start < seq.lost_tokens or num_tokens > 1:
+                self._count_prefill(seq, start, end)
+            if self.trace is not None:
+                self.trace.record("compute", row.seq_id, start=start, tokens=num_tokens, samples=row.samples)
             if row.seq_id in result.non_finite:
                 seq.error = "the model's output was not finite (NaN or infinity); a wider dtype may help"
                 finished.append(self.finish(seq, "abort"))
@@ -106,14 +112,14 @@ class Scheduler:
                 self.blocks.publish(seq, start)
             if row.samples:
                 seq.token_ids.append(result.tokens[row.seq_id])
-                self.stats.generation_tokens += 1
+                stats.generation_tokens += 1
                 if seq.first_token_time is None:
                     seq.first_token_time = self.clock()
                 if stop := self.stop_check(seq):
                     finished.append(self.finish(seq, *stop))
-        self.stats.num_steps += 1
+        stats.num_steps += 1
         if self.trace is not None:
-            self.trace.step = self.stats.num_steps  # what happens before the next step belongs to it
+            self.trace.step = stats.num_steps  # what happens before the next step belongs to it
         return finished
 
     def finish(self, seq: Sequence, reason: str, stop_reason: int | str | None = None) -> Sequence:
@@ -187,6 +193,7 @@ class Scheduler:
                 self.trace.record("preempt", victim.seq_id, computed_tokens=victim.num_computed_tokens, for_seq=seq.seq_id)
             self.blocks.free(victim)
             victim.status = SequenceStatus.WAITING
+            victim.lost_tokens = max(victim.lost_tokens, victim.num_computed_tokens)
             victim.num_computed_tokens = victim.write_start = 0
             victim.num_preemptions += 1
             self.stats.num_preemptions += 1
@@ -198,10 +205,10 @@ class Scheduler:
         return withdrawn
 
     def _plan_row(self, seq: Sequence, num_tokens: int) -> PlanRow:
-        start = seq.num_computed_tokens
+        start, tokens = seq.num_computed_tokens, seq.token_ids
         end = start + num_tokens
-        return PlanRow(seq.seq_id, start, seq.token_ids[start:end], list(seq.block_table), seq.write_start,
-                       samples=end == len(seq), sampling=seq.sampling, seed=seq.seed)
+        return PlanRow(seq.seq_id, start, tokens[start:end], seq.block_table[:], seq.write_start, end == len(tokens),
+                       seq.sampling, seq.seed)
 
     def _requeue(self, preempted: list[Sequence]) -> None:
         """Take the admitted out of the queue and put the preempted at its head, the oldest first."""
@@ -211,19 +218,10 @@ class Scheduler:
             self.waiting = deque(seq for seq in self.waiting if seq.status is SequenceStatus.WAITING and seq not in preempted)
         self.waiting.extendleft(preempted)
 
-    def _count_computed(self, seq: Sequence, row: PlanRow) -> tuple[int, int]:
-        """Note that `row` was computed; returns the positions where it starts and ends."""
-        start, num_tokens = row.start, len(row.token_ids)
-        end = seq.num_computed_tokens = start + num_tokens
-        if num_tokens > 1 or start < seq.num_prompt_tokens:
-            self.stats.prompt_tokens += num_tokens
-        if start < seq.max_computed_tokens:
-            self.stats.recomputed_tokens += min(end, seq.max_computed_tokens) - start
-        if end > seq.max_computed_tokens:
-            seq.max_computed_tokens = end
-        if self.trace is not None:
-            self.trace.record("compute", seq.seq_id, start=start, tokens=num_tokens, samples=row.samples)
-        return start, end
+    def _count_prefill(self, seq: Sequence, start: int, end: int) -> None:
+        """Positions `start` to `end` were computed, and not as a decode. What lies below `seq.lost_tokens` was once more."""
+        self.stats.prompt_tokens += end - start
+        self.stats.recomputed_tokens += max(0, min(end, seq.lost_tokens) - start)
 
     def _measure(self) -> None:
         stats = self.stats

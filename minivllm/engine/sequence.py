@@ -18,7 +18,7 @@ class SequenceStatus(enum.Enum):
     FINISHED = "finished"  # owns nothing
 
 
-@dataclass(eq=False)  # a sequence equals only itself
+@dataclass(eq=False, slots=True)  # a sequence equals only itself
 class Sequence:
     """One request. `token_ids` is the prompt, then what was generated; `num_computed_tokens` of them have K/V in the cache."""
 
@@ -36,7 +36,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # of full blocks, in order; grown by the block manager
     num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache at first admission; None before it
     num_preemptions: int = 0
-    max_computed_tokens: int = 0          # the most that was ever computed: what lies below it is computed again
+    lost_tokens: int = 0                  # the most that a preemption threw away: what lies below it is computed again
     finish_reason: str | None = None      # "stop", "length" or "abort"
     stop_reason: int | str | None = None  # the stop token or stop string, where one ended it
     detokenizer: IncrementalDetokenizer | None = None  # where text is needed while it runs: stop strings, streaming

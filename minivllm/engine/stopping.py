@@ -17,7 +17,8 @@ class StopChecker:
 
     def __call__(self, seq: Sequence) -> tuple[str, int | str | None] | None:
         """None, or (finish_reason, stop_reason): "stop" before "length", and a token before a string."""
-        params, token = seq.sampling, seq.token_ids[-1]
+        params, tokens = seq.sampling, seq.token_ids  # asked for every token: plain attributes, no properties
+        token = tokens[-1]
         if token in params.stop_token_ids:
             return "stop", token
         if token in self.eos_token_ids and not params.ignore_eos:
@@ -26,6 +27,6 @@ class StopChecker:
             matched = seq.detokenizer.add(token)
             if matched is not None:
                 return "stop", matched
-        if seq.num_generated_tokens == params.max_tokens or len(seq) >= self.max_model_len:
+        if len(tokens) - seq.num_prompt_tokens == params.max_tokens or len(tokens) >= self.max_model_len:
             return "length", None
         return None
