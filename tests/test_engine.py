@@ -312,3 +312,32 @@ def test_the_engine_imports_without_torch(module):
     code = f"import sys; sys.modules['torch'] = None; import minivllm.engine.{module}; assert 'minivllm.worker' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=ENGINE.parent.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_observers_are_called_after_every_step_and_a_failing_one_is_dropped():
+    engine, seen = make_engine(tiny_config()), []
+
+    def broken():
+        raise ValueError("cannot draw")
+
+    engine.observers += [broken, lambda: seen.append(engine.stats.num_steps)]
+    seq = engine.add([1, 2, 3], SamplingParams(max_tokens=3, ignore_eos=True))
+    with pytest.warns(UserWarning, match="cannot draw"):
+        engine.step()
+    run_to_end(engine)
+    assert seen == [1, 2, 3] and seq.finish_reason == "length"
+
+
+def test_an_interrupt_in_an_observer_goes_up_and_leaves_the_engine_usable():
+    engine = make_engine(tiny_config())
+
+    def interrupt():
+        engine.observers.clear()
+        raise KeyboardInterrupt
+
+    engine.observers.append(interrupt)
+    seq = engine.add([1, 2, 3], SamplingParams(max_tokens=3, ignore_eos=True))
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    run_to_end(engine)
+    assert seq.finish_reason == "length" and engine.blocks.num_used_blocks == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence as Tokens
 from typing import Protocol
 
@@ -49,6 +50,7 @@ class Engine:
         self.max_num_queued_requests = config.max_num_queued_requests
         self.scheduler = Scheduler(self.blocks, config.max_num_seqs, config.max_num_batched_tokens, stop_check,
                                    make_policy(config.policy, self.blocks), clock)
+        self.observers: list[Callable[[], None]] = []  # called after every step, for views; they may look, not touch
         self._ids = itertools.count()
         self._random = random.Random(config.seed)
 
@@ -106,10 +108,21 @@ class Engine:
                 if self.has_unfinished_requests():
                     raise RuntimeError("the scheduling policy chose nothing although requests wait: it must serve one of them")
                 return []
-            return self.scheduler.update(plan, self.runner.execute(plan))
+            finished = self.scheduler.update(plan, self.runner.execute(plan))
         except BaseException:
             self.scheduler.abort_all()
             raise
+        self._notify()
+        return finished
+
+    def _notify(self) -> None:
+        """Tell the observers that a step is over. One that fails is dropped with a warning: a broken view stops no request."""
+        for observer in tuple(self.observers):
+            try:
+                observer()
+            except Exception as error:
+                self.observers.remove(observer)
+                warnings.warn(f"a view was detached from the engine because it failed: {error!r}", stacklevel=3)
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
         """End these sequences now, between two steps, and give their blocks back. Finished ones are left as they are."""

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 _FORMAT = 1
 #: Every kind of event, with what its `data` says.
 KINDS = {
-    "add": "prompt_tokens",
+    "add": "prompt_tokens; token_ids: what it holds so far",
     "admit": "tokens: all it has; cached_tokens: of these, found in the prefix cache; again: whether it was preempted before",
     "share": "a prefix hit: the block has one more owner",
     "allocate": "a block nobody owned",
     "evict": "the block is reused, so what it was published under is forgotten",
-    "compute": "start, tokens: the positions computed in this step; samples: whether they yield a token",
+    "compute": "start, tokens: the positions computed in this step; token: the one they yield, None in the middle of a prompt",
     "publish": "hash: the block is full and computed, and findable from now on",
     "preempt": "computed_tokens: what must be computed again; for_seq: who needed its blocks",
     "free": "the block has one owner less",

@@ -13,7 +13,7 @@ def explain(trace: Trace, seq_id: int) -> str:
     begin = events[0].time
     lines, decodes = [], 0
     for event in events:
-        if event.kind == "compute" and event.data["tokens"] == 1 and event.data["samples"] and lines:
+        if event.kind == "compute" and event.data["tokens"] == 1 and event.data["token"] is not None and lines:
             decodes += 1
             continue
         if (sentence := _sentence(event, trace)) is not None:
@@ -34,8 +34,9 @@ def _sentence(event: Event, trace: Trace) -> str | None:
         hit = f"{data['cached_tokens']} of its {data['tokens']} tokens were in the prefix cache" if data["cached_tokens"] else "nothing was in the prefix cache"
         return f"admitted {'again' if data['again'] else ''}; {hit}.".replace(" ;", ";")
     if event.kind == "compute":
-        what = "all that it lacked" if data["samples"] else "a chunk of what it lacked"
-        return f"computed {_count(data['tokens'], 'token')} from position {data['start']} on, {what}{', and got a token' if data['samples'] else ''}."
+        sampled = data["token"] is not None
+        what = "all that it lacked" if sampled else "a chunk of what it lacked"
+        return f"computed {_count(data['tokens'], 'token')} from position {data['start']} on, {what}{', and got a token' if sampled else ''}."
     if event.kind == "preempt":
         who = "it needed a block itself" if data["for_seq"] == event.seq_id else f"request {data['for_seq']}, older, needed a block"
         return f"preempted: no block was free and {who}. {_count(data['computed_tokens'], 'computed token')} must be found again or computed again."

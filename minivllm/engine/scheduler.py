@@ -50,7 +50,7 @@ class Scheduler:
         self.sequences[seq.seq_id] = seq
         self.waiting.append(seq)
         if self.trace is not None:
-            self.trace.record("add", seq.seq_id, prompt_tokens=seq.num_prompt_tokens)
+            self.trace.record("add", seq.seq_id, prompt_tokens=seq.num_prompt_tokens, token_ids=list(seq.token_ids))
 
     def start_trace(self) -> Trace:
         """Record every event from now on, into a new trace."""
@@ -103,7 +103,7 @@ class Scheduler:
             if start < seq.num_prompt_tokens or start < seq.lost_tokens or num_tokens > 1:
                 self._count_prefill(seq, start, end)
             if self.trace is not None:
-                self.trace.record("compute", row.seq_id, start=start, tokens=num_tokens, samples=row.samples)
+                self.trace.record("compute", row.seq_id, start=start, tokens=num_tokens, token=result.tokens.get(row.seq_id))
             if row.seq_id in result.non_finite:
                 seq.error = "the model's output was not finite (NaN or infinity); a wider dtype may help"
                 finished.append(self.finish(seq, "abort"))
