@@ -10,6 +10,7 @@ import torch
 
 from minivllm import attention
 from minivllm.models import ModelConfig, model_class
+from minivllm.troubles import TROUBLES
 from minivllm.weights.hub import EMBEDDED_INSTALL, EMBEDDED_NAME, embedded_model_file, open_model
 from minivllm.worker.device import (GIB, capability, default_gpu_memory_utilization, default_max_num_batched_tokens, has_bfloat16,
                                     select_device, select_dtype)
@@ -32,6 +33,10 @@ def report(model: str = EMBEDDED_NAME) -> Iterator[str]:
     yield from _device_lines(device)
     yield from _model_lines(model, device)
     yield from _package_lines()
+    yield ""
+    yield "When something goes wrong"
+    for seen, help_ in TROUBLES:
+        yield f"  {seen}\n      {help_}"
 
 
 def _device_lines(device: torch.device) -> Iterator[str]:

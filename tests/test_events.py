@@ -37,7 +37,7 @@ def random_run(seed, steps=60):
         if rng.random() < 0.03:
             engine.scheduler.abort_all()
         if engine.has_unfinished_requests():
-            number = engine.stats.num_steps
+            number = engine.stats.num_steps - first  # a trace counts from its own first step
             engine.step()
             states[number] = pool_of(engine)
     return engine, trace, first, states

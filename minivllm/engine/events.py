@@ -36,7 +36,7 @@ KINDS = {
 
 @dataclass(slots=True)
 class Event:
-    """`step` counts from 0; `time` is in seconds on the engine's clock; `seq_id` and `block` are None where there is none."""
+    """`step` counts from 0, the first step of the trace; `time` is in seconds on the engine's clock; `seq_id` and `block` are None where there is none."""
 
     step: int
     time: float

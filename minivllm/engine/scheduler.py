@@ -56,7 +56,6 @@ class Scheduler:
         """Record every event from now on, into a new trace."""
         state = PoolState.of(self.blocks, list(self.sequences.values()))
         self.trace = self.blocks.trace = Trace(state, self.blocks.block_size, self.clock)
-        self.trace.step = self.stats.num_steps
         return self.trace
 
     def stop_trace(self) -> None:
@@ -119,7 +118,7 @@ class Scheduler:
                     finished.append(self.finish(seq, *stop))
         stats.num_steps += 1
         if self.trace is not None:
-            self.trace.step = stats.num_steps  # what happens before the next step belongs to it
+            self.trace.step += 1  # what happens before the next step belongs to it
         return finished
 
     def finish(self, seq: Sequence, reason: str, stop_reason: int | str | None = None) -> Sequence:

@@ -1,0 +1,22 @@
+"""What the notebooks show and check. Reads events and stats of the engine; no other part of the package imports it."""
+
+import importlib
+from typing import Any
+
+_WHERE = {  # name -> module; imported when first asked for, so that nothing but torch is needed to import the package
+    "BlockView": "blocks",
+    "TimelineView": "timeline",
+    "MemoryView": "memory_view",
+    "BatchView": "batch",
+    "RecomputeView": "recompute",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"minivllm.teach has no {name!r}; it has {', '.join(_WHERE)}")
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])

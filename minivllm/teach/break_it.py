@@ -1,0 +1,41 @@
+"""The "break it" exercises: run a planted fault and the right code on a learner's input, and say whether the input tells them apart.
+
+Knows how to word the answer; the faults know how to run and what to hint.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from minivllm.teach.bugs import FAULTS, get
+from minivllm.teach.trial import BadInput
+
+
+def attempt(name: str, **inputs: Any) -> str:
+    """What `check.break_it(name, ...)` prints. Never raises for a wrong input."""
+    if name not in FAULTS:
+        return f"no planted fault is called {name!r}; there are {', '.join(FAULTS)}"
+    fault = get(name)
+    unknown = [key for key in inputs if key not in fault.inputs]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], fault.inputs, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        return f"{name} has no input {unknown[0]!r}{meant}; it takes {', '.join(fault.inputs)}"
+    given = {**fault.inputs, **inputs}
+    if any(_missing(value) for value in given.values()):
+        return "not attempted yet"
+    try:
+        found = fault.compare(fault, **given)
+    except BadInput as error:
+        return f"this input cannot be run: {error}"
+    if found.exposed:
+        return f"exposed: {found.right}\n         {found.faulty}"
+    return f"not exposed: both give {found.right}\n  hint: {found.hint}"
+
+
+def _missing(value: Any) -> bool:
+    """Whether something is still to be filled in, at any depth of lists and tuples. An empty list is an attempt."""
+    if isinstance(value, (list, tuple)):
+        return any(_missing(item) for item in value)
+    return value is None or value is ...

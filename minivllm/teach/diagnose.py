@@ -1,0 +1,176 @@
+"""Diagnosis: run an exercise's cases through a learner's function and say the first thing that is wrong, with its likely cause.
+
+A result that is wrong in the way of a listed mistake gets that mistake's hint. Never raises for what the learner's function does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+from minivllm.teach.compare import as_tensor, number_problem, same, show, tensor_problem
+from minivllm.teach.exercise import Case, Exercise, Outcome, one_line, run
+
+_WIDTH = 110
+_MOST_LINES = 13
+
+
+@dataclass(frozen=True)
+class Result:
+    """`status` is "passed", "failed" or "not attempted"; `check` is the number of the first check that failed; `text` is what to print."""
+
+    status: str
+    text: str
+    check: int | None = None
+    cause: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def diagnose(exercise: Exercise, function: Any) -> Result:
+    """Check a learner's `function`. A stub (`...`, None, or one that raises NotImplementedError) counts as not attempted."""
+    if function is None or function is ...:
+        return Result("not attempted", "not attempted yet")
+    if not callable(function):
+        text = f"give the function itself, not its result: check.{exercise.name}({exercise.name}); this is a {type(function).__name__}"
+        return Result("failed", text, cause=text)
+    outcomes = [run(function, case) for case in exercise.cases]
+    if all(_untouched(case, got) for case, got in zip(exercise.cases, outcomes)):
+        return Result("not attempted", "not attempted yet")
+    wanted = [run(exercise.reference, case) for case in exercise.cases]
+    for index, (case, got, want) in enumerate(zip(exercise.cases, outcomes, wanted)):
+        problem = find_problem(exercise, case, got, want)
+        if problem:
+            cause = _signature_problem(exercise, function) or _known_mistake(exercise, outcomes, index) or _general(problem, got)
+            return Result("failed", _report(exercise, index, got, want, cause), index + 1, cause)
+    return Result("passed", f"{len(exercise.cases)} checks passed")
+
+
+def find_problem(exercise: Exercise, case: Case, got: Outcome, want: Outcome) -> str | None:
+    """What is wrong with one outcome, or None."""
+    if got.raised is not None:
+        if want.raised is not None and isinstance(got.raised, type(want.raised)):
+            return _arguments_problem(exercise, case, got, want)
+        return f"raised {one_line(got.raised)}" + (f" (your {got.where})" if got.where else "")
+    if want.raised is not None:
+        return f"it must raise {type(want.raised).__name__} here and does not"
+    changed = _changed_input(exercise, case, got)
+    if changed:
+        return changed
+    problem = tensor_problem(got.value, want.value, exercise.shape) if exercise.kind == "tensor" else number_problem(got.value, want.value)
+    return problem or _arguments_problem(exercise, case, got, want)
+
+
+def _untouched(case: Case, got: Outcome) -> bool:
+    if isinstance(got.raised, NotImplementedError):
+        return True
+    return got.raised is None and (got.value is None or got.value is ...) and all(same(got.after[name], case.args[name]) for name in case.args)
+
+
+def _changed_input(exercise: Exercise, case: Case, got: Outcome) -> str | None:
+    for name, before in case.args.items():
+        if name not in exercise.changes and not same(got.after[name], before):
+            return (f"your function changes its input {name} in place: work on a copy, and beware of operations that end in _ "
+                    f"and of += and *= on an argument")
+    return None
+
+
+def _arguments_problem(exercise: Exercise, case: Case, got: Outcome, want: Outcome) -> str | None:
+    changed = _changed_input(exercise, case, got)
+    if changed:
+        return changed
+    for name in exercise.changes:
+        if not same(got.after[name], want.after[name]):
+            return f"{name} is changed although the call must fail" if want.raised else f"{name} does not hold what it should afterwards"
+    return None
+
+
+def _signature_problem(exercise: Exercise, function: Any) -> str:
+    try:
+        inspect.signature(function).bind(*exercise.cases[0].args)
+    except TypeError:
+        return f"the function must take these arguments, in this order: {exercise.signature}"
+    except ValueError:  # a builtin that does not tell its signature
+        pass
+    return ""
+
+
+def _alike(exercise: Exercise, a: Outcome, b: Outcome) -> bool:
+    if a.raised is not None or b.raised is not None:
+        return type(a.raised) is type(b.raised) and all(same(a.after[name], b.after[name]) for name in a.after)
+    values = same(_neutral(a.value), _neutral(b.value))
+    return values and all(same(a.after[name], b.after[name]) for name in a.after)
+
+
+def _neutral(value: Any) -> Any:
+    tensor = as_tensor(value) if not isinstance(value, (int, float)) else None
+    return value if tensor is None else tensor
+
+
+def _known_mistake(exercise: Exercise, outcomes: list[Outcome], index: int) -> str:
+    """The hint of the mistake that gives the same results: here and in every case, or here and in most cases. Empty where none does.
+
+    Not of one that agrees here alone: small cases often agree by chance, and a wrong hint is worse than none.
+    """
+    best, hint = len(outcomes) // 2, ""
+    for mistake in exercise.mistakes:
+        results = [_alike(exercise, got, run(mistake.function, case)) for got, case in zip(outcomes, exercise.cases)]
+        if results[index] and sum(results) > best:
+            best, hint = sum(results), mistake.hint
+    return hint
+
+
+def _general(problem: str, got: Outcome) -> str:
+    if got.raised is None:
+        return problem
+    advice = {
+        IndexError: "an index runs past the end: print the shape of what is indexed, and count from 0",
+        ZeroDivisionError: "something is divided by zero: look at which argument is 0 or 1 here",
+        NotImplementedError: "this case still reaches the stub's `raise NotImplementedError`: take that line out",
+        NameError: "a name is not defined: is it misspelt, or was the cell that imports or defines it not run?",
+        AttributeError: "this kind of object has no such attribute: print its type()",
+        TypeError: "an operation got a type that it cannot work with: print type() of each argument",
+        RecursionError: "the function calls itself without an end",
+    }
+    for kind, text in advice.items():
+        if isinstance(got.raised, kind):
+            return text
+    message = str(got.raised)
+    if any(words in message for words in ("size", "shape", "dimension")):
+        return "the shapes of two tensors do not fit each other: print both, and name each dimension by its letter"
+    return "the message above names the operation that failed: print the shapes and dtypes that go into it"
+
+
+def _report(exercise: Exercise, index: int, got: Outcome, want: Outcome, cause: str) -> str:
+    case = exercise.cases[index]
+    head = f"check {index + 1} of {len(exercise.cases)} failed" + (f": {case.note}" if case.note else "")
+    lines = [head, *_labelled("input", ", ".join(f"{name} = {show(value)}" for name, value in case.args.items()).replace("\n ", ";"))]
+    lines += _labelled("got", _shown(exercise, got, want, True)) + _labelled("want", _shown(exercise, want, got, False))
+    ending = _labelled("likely cause", cause)
+    return "\n".join([*lines[:_MOST_LINES - len(ending)], *ending])
+
+
+def _shown(exercise: Exercise, outcome: Outcome, other: Outcome, learners: bool) -> str:
+    if outcome.raised is not None and not learners:
+        text = f"raise {type(outcome.raised).__name__}"
+    elif outcome.raised is not None:
+        text = f"raised {one_line(outcome.raised, 120)}" + (f"\n(your {outcome.where})" if outcome.where else "")
+    else:
+        text = show(outcome.value, other.value if exercise.kind == "tensor" and other.raised is None else None)
+    for name in exercise.changes:
+        if not same(outcome.after[name], other.after[name]) and (outcome.raised is None or learners and other.raised is not None):
+            text += f", {name} then {show(outcome.after[name], other.after[name])}"
+    return text
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    """Wrapped lines, the first with the label; line breaks in `text` stay."""
+    indent = " " * 9 if len(label) < 8 else "    "
+    first = f"  {label}".ljust(9) if len(label) < 8 else f"  {label}: "
+    lines = []
+    for part in text.split("\n"):
+        lines += textwrap.wrap(part, _WIDTH, initial_indent=indent if lines else first, subsequent_indent=indent, drop_whitespace=True) or [indent]
+    return lines

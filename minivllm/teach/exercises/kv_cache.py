@@ -1,0 +1,135 @@
+"""Exercises of notebook 02: append to a contiguous KV cache, and what reserving the longest length wastes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from minivllm.teach.exercise import Case, Exercise, Mistake
+
+
+def append(cache: Tensor, length: int, k: Tensor, v: Tensor) -> int:
+    """Write k and v [T, K, D] behind the first `length` tokens of cache [2, C, K, D], in place. Returns the new length.
+
+    Raises ValueError when they do not fit.
+    """
+    end = length + k.shape[0]
+    if end > cache.shape[1]:
+        raise ValueError(f"{end} tokens do not fit into {cache.shape[1]} slots")
+    cache[0, length:end] = k
+    cache[1, length:end] = v
+    return end
+
+
+def wasted_share(lengths: list[int], max_model_len: int) -> float:
+    """Share of reserved slots that never hold a token, when each sequence reserves `max_model_len`."""
+    reserved = len(lengths) * max_model_len
+    return (reserved - sum(lengths)) / reserved
+
+
+def _writes(begin: Callable, returns: Callable | None = None, swap: tuple[int, int] = (0, 1), fits: Callable | None = None) -> Callable:
+    """A wrong append: where it begins, what it returns, which of (k, v) goes where, when it thinks that they fit."""
+    def function(cache: Tensor, length: int, k: Tensor, v: Tensor) -> int:
+        num_tokens, capacity = k.shape[0], cache.shape[1]
+        if not (fits(length, num_tokens, capacity) if fits else length + num_tokens <= capacity):
+            raise ValueError("full")
+        start = begin(length)
+        end = min(start + num_tokens, capacity)
+        for half, source in enumerate(swap):
+            cache[half, start:end] = (k, v)[source][:end - start]
+        return returns(length, num_tokens) if returns else length + num_tokens
+    return function
+
+
+def _at_length_minus_1(cache: Tensor, length: int, k: Tensor, v: Tensor) -> int:
+    return _writes(lambda n: max(n - 1, 0))(cache, length, k, v)
+
+
+def _new_tensor(cache: Tensor, length: int, k: Tensor, v: Tensor) -> int:
+    copy = cache.clone()
+    return append(copy, length, k, v)
+
+
+def _no_check(cache: Tensor, length: int, k: Tensor, v: Tensor) -> int:
+    end = length + k.shape[0]
+    cache[0, length:end] = k
+    cache[1, length:end] = v
+    return end
+
+
+def _last_token_only(cache: Tensor, length: int, k: Tensor, v: Tensor) -> int:
+    end = length + k.shape[0]
+    if end > cache.shape[1]:
+        raise ValueError("full")
+    cache[0, length], cache[1, length] = k[-1], v[-1]
+    return end
+
+
+def _check_too_late(cache: Tensor, length: int, k: Tensor, v: Tensor) -> int:
+    for token in range(k.shape[0]):
+        if length + token >= cache.shape[1]:
+            raise ValueError("full")
+        cache[0, length + token], cache[1, length + token] = k[token], v[token]
+    return length + k.shape[0]
+
+
+def _case(seed: int, capacity: int, length: int, num_tokens: int, num_kv_heads: int = 1, head_dim: int = 1, note: str = "") -> Case:
+    generator = torch.Generator().manual_seed(seed)
+    cache = torch.zeros(2, capacity, num_kv_heads, head_dim)
+    cache[:, :length] = torch.randint(1, 10, (2, length, num_kv_heads, head_dim), generator=generator).float()
+    k, v = torch.randint(10, 100, (2, num_tokens, num_kv_heads, head_dim), generator=generator).float()
+    return Case({"cache": cache, "length": length, "k": k, "v": v}, note)
+
+
+APPEND = Exercise("append", [
+    _case(0, 4, 0, 2, note="a prompt of two tokens into an empty cache of four slots"),
+    _case(1, 4, 2, 1, note="one token behind two others"),
+    _case(2, 4, 1, 3, note="it fits exactly"),
+    _case(3, 4, 3, 2, note="two tokens, and one slot is left: ValueError, and the cache stays as it was"),
+    _case(4, 4, 4, 1, note="the cache is full: ValueError"),
+    _case(5, 16, 5, 4, 3, 8),
+    _case(6, 32, 20, 7, 2, 4),
+], append, kind="int", changes=("cache",), mistakes=[
+    Mistake(_at_length_minus_1, "it begins one slot too early and overwrites the last token: `length` tokens fill slots 0 to length - 1, so slot "
+            "`length` is the first free one"),
+    Mistake(_writes(lambda n: n + 1), "it begins one slot too late and leaves a gap: slots count from 0, so slot `length` is the first free one"),
+    Mistake(_writes(lambda n: 0), "it writes from slot 0 and so over the tokens already there: begin at `length`"),
+    Mistake(_writes(lambda n: n, lambda n, t: n), "the cache is right, but the returned length is the old one: return length + T"),
+    Mistake(_writes(lambda n: n, lambda n, t: n + 1), "the returned length grows by one: several tokens may come at once, return length + k.shape[0]"),
+    Mistake(_writes(lambda n: n, lambda n, t: t), "that is how many tokens came: return how many the cache holds now, length + T"),
+    Mistake(_writes(lambda n: n, swap=(0, 0)), "k went into both halves: cache[0] holds keys, cache[1] holds values"),
+    Mistake(_writes(lambda n: n, swap=(1, 1)), "v went into both halves: cache[0] holds keys, cache[1] holds values"),
+    Mistake(_writes(lambda n: n, swap=(1, 0)), "keys and values are swapped: cache[0] holds keys, cache[1] holds values"),
+    Mistake(_new_tensor, "the caller's cache is unchanged: a clone or a torch.cat makes a new tensor. Write into the slice, cache[0, begin:end] = k"),
+    Mistake(_no_check, "nothing is checked: a slice beyond the end is cut short, so torch gives its own error or writes nothing. Compare length + T "
+            "with the capacity cache.shape[1] first, and raise ValueError"),
+    Mistake(_writes(lambda n: n, fits=lambda n, t, c: True), "tokens that do not fit are dropped in silence: raise ValueError"),
+    Mistake(_writes(lambda n: n, fits=lambda n, t, c: n + t < c), "it refuses what fits exactly: length + T may equal the capacity, only more is too much"),
+    Mistake(_writes(lambda n: n, fits=lambda n, t, c: n < c), "the check asks whether one slot is free, and T tokens come: compare length + T"),
+    Mistake(_last_token_only, "only the last of the T tokens is written: write all of them, cache[0, length:length + T] = k"),
+    Mistake(_check_too_late, "it raises only after it has written some of the tokens: check first, then write, so that a refused call changes nothing"),
+])
+
+
+def _waste_cases() -> list[Case]:
+    generator = torch.Generator().manual_seed(7)
+    drawn = [torch.randint(1, 2049, (n,), generator=generator).tolist() for n in (3, 5, 40)]
+    shown = [([25], 100, "one sequence"), ([10, 30], 40, "two sequences"), ([64, 64, 64], 64, "nothing is wasted"), ([0, 8], 8, "one holds no token yet")]
+    return [Case({"lengths": lengths, "max_model_len": limit}, note) for lengths, limit, note in shown + [(lengths, 2048, "") for lengths in drawn]]
+
+
+WASTED_SHARE = Exercise("wasted_share", _waste_cases(), wasted_share, kind="float", mistakes=[
+    Mistake(lambda n, m: sum(n) / (len(n) * m), "that is the share in use: the wasted one is 1 minus it"),
+    Mistake(lambda n, m: 100 * wasted_share(n, m), "that is in percent: the share is a number from 0 to 1"),
+    Mistake(lambda n, m: (len(n) * m - sum(n)) / sum(n), "the empty slots are divided by the used ones: divide by all reserved ones, len(lengths) * max_model_len"),
+    Mistake(lambda n, m: 1 - max(n) / m, "only the longest sequence counts here: each one reserves max_model_len slots, so sum over all"),
+    Mistake(lambda n, m: 1 - sum(n) / m, "there is one reservation in all here: each sequence has its own, len(lengths) * max_model_len slots together"),
+    Mistake(lambda n, m: len(n) * m - sum(n), "that is the number of empty slots: divide it by the number of reserved ones"),
+    Mistake(lambda n, m: 1 - sum(n) / (len(n) * max(n)), "the longest sequence sets the reservation here: each reserves max_model_len slots, whatever comes"),
+    Mistake(lambda n, m: wasted_share(n, m) // 1, "// throws the fraction away: divide with /"),
+    Mistake(lambda n, m: sum(m - x for x in n) / m, "the empty slots of all sequences are divided by one reservation: divide by all of them"),
+])
+
+EXERCISES = [APPEND, WASTED_SHARE]

@@ -1,0 +1,160 @@
+"""View: what all live views have in common. Where the events come from, which step is shown, and as what.
+
+A view turns the frame of a step into a Scene (`draw`); everything else follows from that: the widget that moves while the engine
+runs, the figure for readers on GitHub, the step player for a page and the animation. A view looks and never touches.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from minivllm.engine.engine import Engine
+from minivllm.engine.events import Trace
+from minivllm.teach.history import Frame, History
+from minivllm.teach.live import Pacer, Panel, at_the_end_of_cells
+from minivllm.teach.scene import Scene
+from minivllm.teach.svg import animation, svg
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from minivllm.teach.player import Page
+
+
+class View:
+    """source: an LLM or an Engine, to watch it live (a trace is started if none runs), or a Trace, to look back.
+
+    decode: token ids to text, for what blocks hold; an LLM and an Engine bring their own. Close a view to take it off its engine.
+    """
+
+    def __init__(self, source: Any, decode: Callable[[list[int]], str] | None = None, clock: Callable[[], float] = time.perf_counter):
+        self.llm, self.engine, trace = _resolve(source)
+        self.trace: Trace = trace
+        self.history = History(trace)
+        self.decode = decode or (self.engine.decode if self.engine else None)
+        self._panel: Panel | None = None
+        self._pacer: Pacer | None = None
+        self._end_cells: Callable[[], None] = lambda: None
+        if self.engine is not None:
+            self._pacer = Pacer.of(self.engine, clock)
+            self._pacer.views.append(self)
+            self._end_cells = at_the_end_of_cells(self._after_cell)
+
+    @property
+    def name(self) -> str:
+        """One line, the same in every run."""
+        return type(self).__name__
+
+    def draw(self, frame: Frame) -> Scene:
+        raise NotImplementedError
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The first and the last step that can be shown."""
+        self._follow()
+        self.history.read()
+        return self.history.first, self.history.last
+
+    def scene(self, step: int | None = None) -> Scene:
+        """The picture after `step`, by default the last. Raises ValueError for a step that was not recorded."""
+        self._follow()
+        return self.draw(self.history.frame(step))
+
+    def svg(self, step: int | None = None) -> str:
+        return svg(self.scene(step))
+
+    def figure(self, step: int | None = None, steps: Iterable[int] | None = None, columns: int = 1) -> Figure:
+        """A matplotlib Figure of `step`, by default the last; or of several `steps`, in rows of `columns`."""
+        from minivllm.teach import figures
+
+        if step is not None and steps is not None:
+            raise ValueError(f"give step={step} or steps, not both")
+        return figures.figure([self.scene(number) for number in (steps if steps is not None else [step])], columns)
+
+    def html(self, steps: Iterable[int] | None = None, max_steps: int = 120) -> Page:
+        """A step player that needs no kernel and no network: a string that a notebook shows as what it is.
+
+        steps: by default all; of more than `max_steps` the last ones.
+        """
+        from minivllm.teach import player
+
+        return player.page([(number, self.scene(number)) for number in self._chosen(steps, max_steps)])
+
+    def animation(self, steps: Iterable[int] | None = None, seconds_per_step: float = 1.0) -> str:
+        """The text of an SVG file that shows these steps in a loop, without a script."""
+        return animation([self.scene(number) for number in self._chosen(steps, 60)], seconds_per_step)
+
+    def refresh(self) -> None:
+        """Draw what is shown again, if it is shown. The engine's pacer calls it while the engine runs."""
+        if self._panel is not None:
+            self._panel.refresh()
+
+    def close(self) -> None:
+        """Leave the engine alone. The view still shows what it has seen. Safe to call twice."""
+        if self._pacer is not None:
+            self.refresh()
+            self._pacer.remove(self)
+            self._end_cells()
+            self._pacer = None
+
+    def text(self, token_ids: list[int | None]) -> str:
+        """Tokens as text on one line; "" without a tokenizer."""
+        if self.decode is None or None in token_ids:
+            return ""
+        return re.sub(r"\s+", " ", self.decode(list(token_ids)))
+
+    def tip(self, frame: Frame, block: int) -> str:
+        """What block `block` holds, for a pointer over it."""
+        if block not in frame.content or not frame.written[block]:
+            return f"block {block}: " + ("nothing written yet" if frame.pool.owners[block] else "free")
+        seq_id, first = frame.content[block]
+        last = first + frame.written[block] - 1
+        held = f"positions {first} to {last} of {self.history.name(seq_id)}, {frame.written[block]} of {frame.block_size} slots written"
+        owners = ", ".join(self.history.name(owner) for owner in frame.pool.owners[block])
+        whose = f"used by {owners}" if owners else "free, but can be found"
+        text = self.text(self.history.sequences[seq_id].token_ids[first:last + 1])
+        return f"block {block}: {held}; {whose}" + (f"; text: {text[:80]}" if text else "")
+
+    def _chosen(self, steps: Iterable[int] | None, most: int) -> list[int]:
+        if steps is not None:
+            chosen = list(steps)
+            if not chosen:
+                raise ValueError("steps is empty: give at least one step, or leave it out for all")
+            return chosen
+        first, last = self.steps
+        return list(range(max(first, last - most + 1), last + 1))
+
+    def _follow(self) -> None:
+        """A trace started anew takes the old one's place."""
+        if self._pacer is not None and (trace := self.engine.scheduler.trace) is not None and trace is not self.trace:
+            self.trace, self.history = trace, History(trace)
+
+    def _after_cell(self, *_: Any) -> None:
+        if self._pacer is not None:
+            self._pacer.catch_up()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """The widget, where ipywidgets is there; else the newest step as it is now."""
+        try:
+            self._panel = self._panel or Panel(self)
+        except ImportError:
+            return {"text/plain": self.name, "text/html": self.svg()}
+        self._panel.refresh()
+        shown = {"version_major": 2, "version_minor": 0, "model_id": self._panel.root.model_id}
+        return {"text/plain": self.name, "application/vnd.jupyter.widget-view+json": shown}
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _resolve(source: Any) -> tuple[Any, Engine | None, Trace]:
+    """(LLM, Engine, Trace) of what a view was given; what there is not is None."""
+    if isinstance(source, Trace):
+        return None, None, source
+    engine = source if isinstance(source, Engine) else getattr(source, "engine", None)
+    if not isinstance(engine, Engine):
+        raise TypeError(f"a view shows an LLM, an Engine or a Trace, got {source!r:.80}")
+    return (None if engine is source else source), engine, engine.scheduler.trace or engine.scheduler.start_trace()

@@ -1,0 +1,74 @@
+"""The two cells that are the same in every notebook: the header (tag `header`) and the setup cell (tag `setup`).
+Owns their text, and writes them into a notebook; the text comes from series.toml and pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell
+
+from .cells import tags
+from .series import Entry, Series
+
+COLAB = "https://colab.research.google.com"
+GITHUB = "https://github.com"
+BADGE = f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]"
+
+HEADER = """\
+# {heading}
+
+{badge}({colab}/github/{repository}/blob/{tag}/notebooks/{name}.ipynb)
+
+{topic}
+
+Previous: {before} · Next: {after} · {minutes} minutes · runs {runs}"""
+
+SETUP = """\
+import importlib, subprocess
+from importlib.util import find_spec
+
+if find_spec("google") and find_spec("google.colab") and not find_spec("minivllm"):  # a fresh Colab
+    fetch = "test -d minivllm-source || git clone -q --depth 1 -b {tag} {github}/{repository} minivllm-source"
+    done = subprocess.run(f"({{fetch}}) && bash minivllm-source/colab_setup.sh", shell=True, capture_output=True, text=True)
+    print(done.stdout)
+    if done.returncode:
+        raise RuntimeError(f"minivllm could not be set up: {{done.stderr.strip() or 'no reason given'}}")
+    importlib.invalidate_caches()
+from minivllm.teach import notebook
+notebook.where()"""
+
+
+def link(entry: Entry | None, none: str) -> str:
+    """A relative link where the notebook is there, its name where it is still planned."""
+    if entry is None:
+        return none
+    return f"[{entry.heading}]({entry.name}.ipynb)" if entry.ready else f"{entry.heading} (planned)"
+
+
+def header_text(series: Series, entry: Entry) -> str:
+    before, after = series.neighbours(entry)
+    return HEADER.format(heading=entry.heading, badge=BADGE, colab=COLAB, repository=series.repository, tag=series.tag, name=entry.name,
+                         topic=entry.topic, before=link(before, "none, this is the first"), after=link(after, "none, this is the last"),
+                         minutes=entry.minutes, runs=series.runs)
+
+
+def setup_text(series: Series) -> str:
+    return SETUP.format(tag=series.tag, repository=series.repository, github=GITHUB)
+
+
+def stamp(nb: NotebookNode, series: Series, entry: Entry) -> None:
+    """Sets both cells, in place: those with the tags, or new ones (the header first, setup before the first code cell)."""
+    header = next((cell for cell in nb.cells if "header" in tags(cell)), None)
+    if header is None:
+        if nb.cells and re.fullmatch(rf"# {entry.number}\b.*", nb.cells[0].source):  # a title that stands alone gives way
+            del nb.cells[0]
+        header = new_markdown_cell(metadata={"tags": ["header"]})
+        nb.cells.insert(0, header)
+    header.source = header_text(series, entry)
+    setup = next((cell for cell in nb.cells if "setup" in tags(cell)), None)
+    if setup is None:
+        setup = new_code_cell(metadata={"tags": ["setup"]})
+        first = next((at for at, cell in enumerate(nb.cells) if cell.cell_type == "code"), len(nb.cells))
+        nb.cells.insert(first, setup)
+    setup.source = setup_text(series)
