@@ -100,13 +100,16 @@ def _compare_stores(fault: Fault, num_kv_heads: Any, slot_mapping: Any, head_dim
 def _compare_masks(fault: Fault, num_queries: Any, num_keys: Any) -> Comparison:
     queries, keys = require_int("num_queries", num_queries, 1, 256), require_int("num_keys", num_keys, 1, 256)
     if queries > keys:
-        raise BadInput(f"{queries} queries and {keys} keys: the queries are the last of the keys' positions, so there are no more of them than keys")
-    q, k, v = torch.zeros(1, queries, keys), torch.zeros(1, keys, keys), torch.eye(keys)[None]  # equal scores: each key read weighs the same
+        raise BadInput(f"{queries} queries and {keys} keys: the queries are the last of the keys' positions, so there are no more of them "
+                       "than keys")
+    # Equal scores and one-hot values: the result tells which keys were read.
+    q, k, v = torch.zeros(1, queries, keys), torch.zeros(1, keys, keys), torch.eye(keys)[None]
     right, faulty = ((attend(q, k, v)[0] > 0).sum(dim=1).tolist() for attend in (fault.right, fault.faulty))
     said = [f"query 0 reads {counts[0]} key{'s' if counts[0] > 1 else ''}" for counts in (right, faulty)]
     if right == faulty:
         return Comparison(False, f"the same result ({said[0]} of {keys})", "",
-                          "with equal lengths both triangles are the same: let some keys be in the cache already, so that there are more keys than queries")
+                          "with equal lengths both triangles are the same: let some keys be in the cache already, so that there are more "
+                          "keys than queries")
     return Comparison(True, f"with the right mask {said[0]} of {keys},", f"with the faulty one {said[1]}")
 
 
@@ -121,7 +124,8 @@ def _compare_buffers(fault: Fault, first_tokens: Any, second_tokens: Any) -> Com
         reads.append(buffer.read().flatten(1)[0].tolist())
     if reads[0] == reads[1]:
         why = "is as long as" if first == second else "is longer than"
-        return Comparison(False, f"{second} keys to read, all of the second sequence", "", f"the second sequence {why} the first and overwrites all that it "
+        return Comparison(False, f"{second} keys to read, all of the second sequence", "", f"the second sequence {why} the first and "
+            "overwrites all that it "
                           f"left: what is left over shows only behind a shorter one")
     return Comparison(True, f"for the second sequence the right buffer gives {len(reads[0])} keys to read,",
                       f"the faulty one {len(reads[1])}, {reads[1].count(1.0)} of them the first sequence's")
@@ -129,18 +133,18 @@ def _compare_buffers(fault: Fault, first_tokens: Any, second_tokens: Any) -> Com
 
 FAULTS = [
     Fault("slots_by_head_dim", "a slot that is as long as one head",
-          "A store kernel takes slot * head_dim for the place of a slot, where each slot is num_kv_heads * head_dim numbers long. Published articles on "
-          "nano-vLLM's kernel show this offset in their explanation; with one kv head it is even right.",
+          "A store kernel takes slot * head_dim for the place of a slot, where each slot is num_kv_heads * head_dim numbers long. "
+          "Published articles on nano-vLLM's kernel show this offset in their explanation; with one kv head it is even right.",
           store_kvcache, _store_by_index, _compare_stores, {"num_kv_heads": ..., "slot_mapping": ..., "head_dim": 4},
           exposing={"num_kv_heads": 2, "slot_mapping": [3, 4]}, harmless={"num_kv_heads": 1, "slot_mapping": [3, 4]}),
     Fault("upper_left_mask", "a triangle in the wrong corner",
-          "torch's is_causal puts the triangle into the upper left corner, as if the first query were position 0. It is right for a whole prompt, so it "
-          "passed the tests of engines whose chunks and prefix hits then read too little.",
+          "torch's is_causal puts the triangle into the upper left corner, as if the first query were position 0. It is right for a whole "
+          "prompt, so it passed the tests of engines whose chunks and prefix hits then read too little.",
           causal_attention, _lower_right_attention, _compare_masks, {"num_queries": ..., "num_keys": ...},
           exposing={"num_queries": 2, "num_keys": 5}, harmless={"num_queries": 4, "num_keys": 4}),
     Fault("stale_buffer", "a buffer that remembers the last sequence",
-          "A KV buffer is allocated once and used for one sequence after the other, and its length is not set back. The next, shorter sequence attends "
-          "to what the longer one left behind: answers that depend on who came before.",
+          "A KV buffer is allocated once and used for one sequence after the other, and its length is not set back. The next, shorter "
+          "sequence attends to what the longer one left behind: answers that depend on who came before.",
           KVBuffer, _RightBuffer, _compare_buffers, {"first_tokens": ..., "second_tokens": ...},
           exposing={"first_tokens": 5, "second_tokens": 3}, harmless={"first_tokens": 3, "second_tokens": 5}),
 ]

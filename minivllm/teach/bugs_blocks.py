@@ -69,8 +69,8 @@ def _stale_hint(setup: Setup, right: Trial) -> str:
         return f"no block was ever full, so none was published: use prompts of at least block_size = {setup.block_size} tokens"
     if not right.count("evict"):
         return "no published block was evicted: the pool has room for everything. Take fewer blocks, or send other prompts in between"
-    return ("published blocks were evicted, but nobody looked for them afterwards in vain: send a prompt whose blocks were evicted once more, in a later "
-            "wave")
+    return ("published blocks were evicted, but nobody looked for them afterwards in vain: send a prompt whose blocks were evicted once "
+            "more, in a later wave")
 
 
 def _freed_hint(setup: Setup, right: Trial) -> str:
@@ -79,9 +79,9 @@ def _freed_hint(setup: Setup, right: Trial) -> str:
     if setup.max_num_seqs == 1:
         return "with max_num_seqs = 1 one request runs at a time and none is preempted: let two run"
     if not right.stats.num_preemptions:
-        return (f"no request was preempted: {setup.num_kv_blocks} blocks of {setup.block_size} were enough. Take fewer blocks or longer answers, so that "
-                "running requests outgrow the pool")
-    return "a request was preempted, but its old blocks still held what it needs: let the other request run on for longer and overwrite them"
+        return (f"no request was preempted: {setup.num_kv_blocks} blocks of {setup.block_size} were enough. Take fewer blocks or longer "
+                "answers, so that running requests outgrow the pool")
+    return "a request was preempted, but its old blocks still held what it needs: let the other request run on and overwrite them"
 
 
 def _hit_hint(setup: Setup, right: Trial) -> str:
@@ -90,7 +90,7 @@ def _hit_hint(setup: Setup, right: Trial) -> str:
     if max(len(prompt) for prompt, _ in setup.requests) < setup.block_size:
         return f"no prompt fills a block of {setup.block_size}, and only full blocks are found again"
     if len(setup.waves) == 1:
-        return "no prompt found a cached block: blocks are published after the step that computes them, so send the second prompt in a later wave"
+        return "no prompt found a cached block: a block is published after its step, so send the second prompt in a later wave"
     return "no prompt found a cached block: a later one must begin with the same full block of tokens as an earlier one"
 
 
@@ -113,26 +113,26 @@ def _boundary_hint(setup: Setup, right: Trial) -> str:
 
 FAULTS = [
     Fault("stale_hash", "an evicted block is still found",
-          "A block is reused, but the prefix cache still lists it under its old contents. Engines with a prefix cache had this when eviction "
-          "and lookup kept separate books: a later prompt then read somebody else's text.",
+          "A block is reused, but the prefix cache still lists it under its old contents. Engines with a prefix cache had this when "
+          "eviction and lookup kept separate books: a later prompt then read somebody else's text.",
           StaleHash, BlockManager, compare_engines, INPUTS,
-          exposing={"requests": [[([1, 2, 3, 4, 5], 2)], [([11, 12, 13, 14, 15, 16, 17, 18, 19], 6)], [([1, 2, 3, 4, 5], 2)]], "num_kv_blocks": 4},
+          exposing={"requests": [[([1, 2, 3, 4, 5], 2)], [(list(range(11, 20)), 6)], [([1, 2, 3, 4, 5], 2)]], "num_kv_blocks": 4},
           harmless={"requests": [[([1, 2, 3, 4, 5], 2)], [([1, 2, 3, 4, 5], 2)]]}, hint=_stale_hint),
     Fault("freed_block_in_table", "a preempted sequence keeps its freed blocks",
-          "The blocks go back to the free list, but the sequence's table still names them. Engines had this in the paths for preemption and abort, "
-          "which run seldom: two sequences then write into one block, under load only.",
+          "The blocks go back to the free list, but the sequence's table still names them. Engines had this in the paths for preemption "
+          "and abort, which run seldom: two sequences then write into one block, under load only.",
           KeepsFreedBlocks, BlockManager, compare_engines, INPUTS,
           exposing={"requests": [([1, 2, 3, 4, 5], 12), ([6, 7, 8, 9, 10], 12)], "num_kv_blocks": 5},
           harmless={"requests": [([1, 2, 3, 4, 5], 4), ([6, 7, 8, 9, 10], 4)]}, hint=_freed_hint),
     Fault("hit_never_reads", "a prefix hit that reads other blocks",
-          "The tokens of a hit are skipped as computed, yet the table that attention gets does not hold the blocks they lie in. It looks like a working "
-          "prefix cache, and a fast one, until somebody reads the answers.",
+          "The tokens of a hit are skipped as computed, yet the table that attention gets does not hold the blocks they lie in. It looks "
+          "like a working prefix cache, and a fast one, until somebody reads the answers.",
           FreshBlocksForHits, BlockManager, compare_engines, INPUTS,
           exposing={"requests": [[([1, 2, 3, 4, 5, 6], 3)], [([1, 2, 3, 4, 9, 9], 3)]]},
           harmless={"requests": [[([1, 2, 3, 4, 5, 6], 3)], [([5, 2, 3, 4, 9, 9], 3)]]}, hint=_hit_hint),
     Fault("boundary_off_by_one", "a new block, one token late",
-          "The next block is taken when the old ones overflow with computed tokens, and the token to be computed now is forgotten. Off by one at a "
-          "block's end is the commonest fault of paged caches: most lengths never meet it.",
+          "The next block is taken when the old ones overflow with computed tokens, and the token to be computed now is forgotten. Off by "
+          "one at a block's end is the commonest fault of paged caches: most lengths never meet it.",
           GrowsTooLate, BlockManager, _compare_boundary, {"prompt_tokens": ..., "max_tokens": ..., "block_size": 4},
           exposing={"prompt_tokens": 6, "max_tokens": 4}, harmless={"prompt_tokens": 5, "max_tokens": 4}, hint=_boundary_hint),
 ]

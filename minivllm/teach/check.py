@@ -34,7 +34,7 @@ def _checker(name: str) -> Callable[[Any], None]:
         print(result(name, function))
 
     checker.__name__ = checker.__qualname__ = name
-    checker.__doc__ = f"Check your own {EXERCISES[name].signature}: prints the first wrong result and its likely cause, or that all is right."
+    checker.__doc__ = f"Check your own {EXERCISES[name].signature}: print the first wrong result and its likely cause, if any."
     return checker
 
 

@@ -67,7 +67,8 @@ def find_problem(exercise: Exercise, case: Case, got: Outcome, want: Outcome) ->
 def _untouched(case: Case, got: Outcome) -> bool:
     if isinstance(got.raised, NotImplementedError):
         return True
-    return got.raised is None and (got.value is None or got.value is ...) and all(same(got.after[name], case.args[name]) for name in case.args)
+    nothing = got.raised is None and (got.value is None or got.value is ...)
+    return nothing and all(same(got.after[name], case.args[name]) for name in case.args)
 
 
 def _changed_input(exercise: Exercise, case: Case, got: Outcome) -> str | None:
@@ -172,5 +173,5 @@ def _labelled(label: str, text: str) -> list[str]:
     first = f"  {label}".ljust(9) if len(label) < 8 else f"  {label}: "
     lines = []
     for part in text.split("\n"):
-        lines += textwrap.wrap(part, _WIDTH, initial_indent=indent if lines else first, subsequent_indent=indent, drop_whitespace=True) or [indent]
+        lines += textwrap.wrap(part, _WIDTH, initial_indent=indent if lines else first, subsequent_indent=indent) or [indent]
     return lines

@@ -84,18 +84,18 @@ class Panel:
         self.play_link = widgets.jslink((self.play, "value"), (self.slider, "value"))
         self.slider.observe(self._moved, names="value")
         self.root = widgets.VBox([self.picture, widgets.HBox([self.play, self.slider])])
-        self._moving = False
+        self._moving, self._trace = False, view.trace
 
     def refresh(self) -> None:
         """Show the newest step if the slider stands at its end; else leave the picture and make the slider longer."""
         first, last = self.view.steps
-        follows, self._moving = self.slider.value >= self.slider.max, True
+        follows, self._moving = self.slider.value >= self.slider.max or self.view.trace is not self._trace, True
+        self._trace = self.view.trace
         try:
             for control in (self.slider, self.play):
-                if last > control.max:
-                    control.max = last
-                if first != control.min and first <= control.max:
-                    control.min = first
+                control.min = min(control.min, first)  # never above max, which widgets refuse
+                control.max = last
+                control.min = first
             if follows:
                 self.picture.value = self._draw(last)
                 self.slider.value = self.play.value = last

@@ -18,7 +18,7 @@ FILLS = {
 NUM_COLOURS = 6
 SIZES = (9, 10, 11, 13, 14, 15, 16, 17, 20)  # of text, in pixels at full width
 DARK, MUTED, MARK = "#16181D", "#5F6670", "#16181D"  # text in boxes; quiet text and thin lines; thick borders on white
-_NARROW, _WIDE = set("iljtfrI.,:;'|!()[]/ -·"), set("mwMW@%→")
+_NARROW, _WIDE = set("iljtfrI.,:;'|!()[]/ -·"), set("mwMW@%→<>=+~#…")
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ def colour_of(index: int) -> int:
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
     """About how wide `text` will be; rather too much than too little, since every reader has other fonts."""
-    units = sum(0.36 if c in _NARROW else 0.95 if c in _WIDE else 0.84 if c == "×" else 0.7 if c.isupper() else 1.0 if ord(c) > 0x2E80 else 0.62 for c in text)
+    units = sum(0.36 if c in _NARROW else 1.0 if c in _WIDE else 0.84 if c == "×" else 0.7 if c.isupper() else 1.3 if ord(c) > 0x2E80 else 0.62 for c in text)
     return units * size * (1.08 if bold else 1.0)
 
 

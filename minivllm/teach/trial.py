@@ -110,7 +110,8 @@ def read_setup(requests: Any, num_kv_blocks: Any, block_size: Any, max_num_seqs:
     room = num_kv_blocks * block_size
     for prompt, max_tokens in setup.requests:
         if len(prompt) + max_tokens > room:
-            raise BadInput(f"a prompt of {len(prompt)} tokens and an answer of {max_tokens} do not fit: the pool has {num_kv_blocks} blocks "
+            raise BadInput(f"a prompt of {len(prompt)} tokens and an answer of {max_tokens} do not fit: the pool has {num_kv_blocks} "
+                           "blocks "
                            f"of {block_size}, {room} slots in all")
     return setup
 

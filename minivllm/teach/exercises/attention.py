@@ -40,17 +40,22 @@ CAUSAL_MASK = Exercise("causal_mask", [
     Case({"num_queries": 3, "num_keys": 7}, "a chunk of a longer prompt"),
     Case({"num_queries": 5, "num_keys": 64}),
 ], causal_mask, kind="tensor", shape="Tq, Tk", mistakes=[
-    Mistake(lambda q, k: _ones(q, k).tril(), "the triangle starts at the upper left, so query 0 counts as position 0. The queries are the last "
-            "num_queries positions: query i is position num_keys - num_queries + i"),
-    Mistake(lambda q, k: _ones(q, k).tril(k - q - 1), "every query leaves out its own position: a token may read its own key, so use <=, not <"),
+    Mistake(lambda q, k: _ones(q, k).tril(), "the triangle starts at the upper left, so query 0 counts as position 0. The queries are the "
+            "last num_queries positions: query i is position num_keys - num_queries + i"),
+    Mistake(lambda q, k: _ones(q, k).tril(k - q - 1), "every query leaves out its own position: a token may read its own key, so use <=, "
+            "not <"),
     Mistake(lambda q, k: ~causal_mask(q, k), "the mask is inverted: True has to say where a query may read, not where it may not"),
-    Mistake(lambda q, k: _ones(q, k).triu(k - q), "this lets a query read itself and the future: it must be itself and the past (tril, or key <= query)"),
+    Mistake(lambda q, k: _ones(q, k).triu(k - q), "this lets a query read itself and the future: it must be itself and the past (tril, or "
+            "key <= query)"),
     Mistake(lambda q, k: causal_mask(q, k).T, "rows and columns are transposed: a row for each query, a column for each key, [Tq, Tk]"),
     Mistake(_minus_infinity, "this is a mask to add to the scores (0 and -inf): wanted is a bool mask, True where a query may read"),
     Mistake(lambda q, k: _ones(q, k), "every query may read every key here, the future too: query i may read up to its own position only"),
-    Mistake(lambda q, k: _ones(q, k).tril(k - q + 1), "every query may read one key too many, the next token's: it may read up to its own position"),
-    Mistake(lambda q, k: causal_mask(q, k).float(), "zeros and ones as floats: the pattern is right, the dtype must be bool (compare, or .bool())"),
-    Mistake(lambda q, k: causal_mask(q, k).long(), "zeros and ones as ints: the pattern is right, the dtype must be bool (compare, or .bool())"),
+    Mistake(lambda q, k: _ones(q, k).tril(k - q + 1), "every query may read one key too many, the next token's: it may read up to its own "
+            "position"),
+    Mistake(lambda q, k: causal_mask(q, k).float(), "zeros and ones as floats: the pattern is right, the dtype must be bool (compare, or "
+            ".bool())"),
+    Mistake(lambda q, k: causal_mask(q, k).long(), "zeros and ones as ints: the pattern is right, the dtype must be bool (compare, or "
+            ".bool())"),
     Mistake(lambda q, k: causal_mask(k, k), "one row for every position: only the last num_queries positions ask, so the mask is [Tq, Tk]"),
 ])
 
@@ -92,6 +97,11 @@ def _no_grouping(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _attend(q, k, v, spread=lambda x, groups: x)
 
 
+def _heads_in_the_middle(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5  # [T, H, K]: heads against heads
+    return scores.softmax(-1) @ v
+
+
 def _first_head_only(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _attend(q, k, v, spread=lambda x, groups: x[:, :1].expand(-1, q.shape[1], -1))
 
@@ -121,23 +131,32 @@ GROUPED_QUERY_ATTENTION = Exercise("grouped_query_attention", [
     Mistake(_wrong(scale=lambda q: 1.0), "the scores are not scaled: divide them by sqrt(D) before the softmax"),
     Mistake(_wrong(scale=lambda q: 1 / q.shape[-1]), "the scores are divided by D: the square root is missing, the scale is 1 / sqrt(D)"),
     Mistake(_wrong(scale=lambda q: q.shape[-1] ** 0.5), "the scores are multiplied by sqrt(D): divide by it"),
-    Mistake(_wrong(softmax_dim=-2), "the softmax runs over the queries: each query's weights over the keys must sum to 1, so take the key dimension"),
-    Mistake(_wrong(softmax_dim=0), "the softmax runs over the heads: each query's weights over the keys must sum to 1, so take the key dimension"),
+    Mistake(_wrong(softmax_dim=-2), "the softmax runs over the queries: each query's weights over the keys must sum to 1, so take the key "
+                                    "dimension"),
+    Mistake(_wrong(softmax_dim=0), "the softmax runs over the heads: each query's weights over the keys must sum to 1, so take the key "
+                                   "dimension"),
     Mistake(_wrong(spread=lambda x, groups: x.repeat(1, groups, 1)), "the kv heads are repeated in turn (k.repeat: head h reads h % K). "
             "Query head h reads kv head h // (H // K), so neighbours share one: use repeat_interleave"),
     Mistake(_wrong(mask=None), "the mask is missing: a query reads keys of later positions"),
-    Mistake(_mask_after, "the mask comes after the softmax, so the weights that are left do not sum to 1: put -inf into the scores before it"),
+    Mistake(_mask_after, "the mask comes after the softmax, so the weights that are left do not sum to 1: put -inf into the scores before "
+                         "it"),
     Mistake(_zeros_for_infinity, "forbidden scores are set to 0, and exp(0) is 1, not 0: set them to -inf before the softmax"),
-    Mistake(_wrong(mask=lambda q, k: _ones(q, k).tril()), "the mask's triangle starts at the upper left. The queries are the last Tq of the Tk "
-            "positions, so query i is position Tk - Tq + i"),
-    Mistake(_wrong(mask=lambda q, k: _ones(q, k).tril(k - q - 1)), "a query must read its own position too; the first one of a prompt else has nothing "
-            "to read, and a softmax over nothing is NaN"),
+    Mistake(_wrong(mask=lambda q, k: _ones(q, k).tril()), "the mask's triangle starts at the upper left. The queries are the last Tq of "
+            "the Tk positions, so query i is position Tk - Tq + i"),
+    Mistake(_wrong(mask=lambda q, k: _ones(q, k).tril(k - q - 1)), "a query must read its own position too; the first one of a prompt "
+            "else has nothing to read, and a softmax over nothing is NaN"),
     Mistake(lambda q, k, v: _attend(q, k, k), "the weights are multiplied with k: they must mix the values v"),
-    Mistake(_no_grouping, "k and v have K heads and q has H: let each kv head serve H // K query heads, such as with repeat_interleave over dim 1"),
+    Mistake(_no_grouping, "k and v have K heads and q has H: let each kv head serve H // K query heads, such as with repeat_interleave "
+                          "over dim 1"),
+    Mistake(_heads_in_the_middle,
+            "the matrix product multiplies heads with heads, as they are the last but one dimension: move them to the "
+            "front first, q.transpose(0, 1) is [H, Tq, D]"),
     Mistake(_first_head_only, "all query heads read kv head 0: head h reads kv head h // (H // K)"),
     Mistake(lambda q, k, v: grouped_query_attention(q, k, v).transpose(0, 1), "the result is [H, Tq, D]: transpose it back to [Tq, H, D]"),
-    Mistake(lambda q, k, v: grouped_query_attention(q, k, v).flatten(1), "the heads are joined into one dimension: return [Tq, H, D]; the model joins them"),
-    Mistake(lambda q, k, v: grouped_query_attention(q, k, v).float(), "the values are right, but the result must have the dtype of q: end with .to(q.dtype)"),
+    Mistake(lambda q, k, v: grouped_query_attention(q, k, v).flatten(1), "the heads are joined into one dimension: return [Tq, H, D]; the "
+            "model joins them"),
+    Mistake(lambda q, k, v: grouped_query_attention(q, k, v).float(), "the values are right, but the result must have the dtype of q: end "
+            "with .to(q.dtype)"),
 ])
 
 EXERCISES = [CAUSAL_MASK, GROUPED_QUERY_ATTENTION]

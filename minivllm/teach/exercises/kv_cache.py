@@ -92,44 +92,56 @@ APPEND = Exercise("append", [
     _case(5, 16, 5, 4, 3, 8),
     _case(6, 32, 20, 7, 2, 4),
 ], append, kind="int", changes=("cache",), mistakes=[
-    Mistake(_at_length_minus_1, "it begins one slot too early and overwrites the last token: `length` tokens fill slots 0 to length - 1, so slot "
-            "`length` is the first free one"),
-    Mistake(_writes(lambda n: n + 1), "it begins one slot too late and leaves a gap: slots count from 0, so slot `length` is the first free one"),
+    Mistake(_at_length_minus_1, "it begins one slot too early and overwrites the last token: `length` tokens fill slots 0 to length - 1, "
+                                "so slot `length` is the first free one"),
+    Mistake(_writes(lambda n: n + 1), "it begins one slot too late and leaves a gap: slots count from 0, so slot `length` is the first "
+                                      "free one"),
     Mistake(_writes(lambda n: 0), "it writes from slot 0 and so over the tokens already there: begin at `length`"),
     Mistake(_writes(lambda n: n, lambda n, t: n), "the cache is right, but the returned length is the old one: return length + T"),
-    Mistake(_writes(lambda n: n, lambda n, t: n + 1), "the returned length grows by one: several tokens may come at once, return length + k.shape[0]"),
+    Mistake(_writes(lambda n: n, lambda n, t: n + 1), "the returned length grows by one: several tokens may come at once, return length + "
+            "k.shape[0]"),
     Mistake(_writes(lambda n: n, lambda n, t: t), "that is how many tokens came: return how many the cache holds now, length + T"),
     Mistake(_writes(lambda n: n, swap=(0, 0)), "k went into both halves: cache[0] holds keys, cache[1] holds values"),
     Mistake(_writes(lambda n: n, swap=(1, 1)), "v went into both halves: cache[0] holds keys, cache[1] holds values"),
     Mistake(_writes(lambda n: n, swap=(1, 0)), "keys and values are swapped: cache[0] holds keys, cache[1] holds values"),
-    Mistake(_new_tensor, "the caller's cache is unchanged: a clone or a torch.cat makes a new tensor. Write into the slice, cache[0, begin:end] = k"),
-    Mistake(_no_check, "nothing is checked: a slice beyond the end is cut short, so torch gives its own error or writes nothing. Compare length + T "
-            "with the capacity cache.shape[1] first, and raise ValueError"),
+    Mistake(_new_tensor, "the caller's cache is unchanged: a clone or a torch.cat makes a new tensor. Write into the slice, cache[0, "
+                         "begin:end] = k"),
+    Mistake(_no_check, "nothing is checked: a slice beyond the end is cut short, so torch gives its own error or writes nothing. Compare "
+                       "length + T with the capacity cache.shape[1] first, and raise ValueError"),
     Mistake(_writes(lambda n: n, fits=lambda n, t, c: True), "tokens that do not fit are dropped in silence: raise ValueError"),
-    Mistake(_writes(lambda n: n, fits=lambda n, t, c: n + t < c), "it refuses what fits exactly: length + T may equal the capacity, only more is too much"),
-    Mistake(_writes(lambda n: n, fits=lambda n, t, c: n < c), "the check asks whether one slot is free, and T tokens come: compare length + T"),
+    Mistake(_writes(lambda n: n, fits=lambda n, t, c: n + t < c), "it refuses what fits exactly: length + T may equal the capacity, only "
+            "more is too much"),
+    Mistake(_writes(lambda n: n, fits=lambda n, t, c: n < c), "the check asks whether one slot is free, and T tokens come: compare length "
+            "+ T"),
     Mistake(_last_token_only, "only the last of the T tokens is written: write all of them, cache[0, length:length + T] = k"),
-    Mistake(_check_too_late, "it raises only after it has written some of the tokens: check first, then write, so that a refused call changes nothing"),
+    Mistake(_check_too_late, "it raises only after it has written some of the tokens: check first, then write, so that a refused call "
+                             "changes nothing"),
 ])
 
 
 def _waste_cases() -> list[Case]:
     generator = torch.Generator().manual_seed(7)
     drawn = [torch.randint(1, 2049, (n,), generator=generator).tolist() for n in (3, 5, 40)]
-    shown = [([25], 100, "one sequence"), ([10, 30], 40, "two sequences"), ([64, 64, 64], 64, "nothing is wasted"), ([0, 8], 8, "one holds no token yet")]
-    return [Case({"lengths": lengths, "max_model_len": limit}, note) for lengths, limit, note in shown + [(lengths, 2048, "") for lengths in drawn]]
+    shown = [([25], 100, "one sequence"), ([10, 30], 40, "two sequences"), ([64, 64, 64], 64, "nothing is wasted"),
+             ([0, 8], 8, "one holds no token yet")]
+    every = shown + [(lengths, 2048, "") for lengths in drawn]
+    return [Case({"lengths": lengths, "max_model_len": limit}, note) for lengths, limit, note in every]
 
 
 WASTED_SHARE = Exercise("wasted_share", _waste_cases(), wasted_share, kind="float", mistakes=[
     Mistake(lambda n, m: sum(n) / (len(n) * m), "that is the share in use: the wasted one is 1 minus it"),
     Mistake(lambda n, m: 100 * wasted_share(n, m), "that is in percent: the share is a number from 0 to 1"),
-    Mistake(lambda n, m: (len(n) * m - sum(n)) / sum(n), "the empty slots are divided by the used ones: divide by all reserved ones, len(lengths) * max_model_len"),
+    Mistake(lambda n, m: (len(n) * m - sum(n)) / sum(n), "the empty slots are divided by the used ones: divide by all reserved ones, "
+            "len(lengths) * max_model_len"),
     Mistake(lambda n, m: 1 - max(n) / m, "only the longest sequence counts here: each one reserves max_model_len slots, so sum over all"),
-    Mistake(lambda n, m: 1 - sum(n) / m, "there is one reservation in all here: each sequence has its own, len(lengths) * max_model_len slots together"),
+    Mistake(lambda n, m: 1 - sum(n) / m, "there is one reservation in all here: each sequence has its own, len(lengths) * max_model_len "
+            "slots together"),
     Mistake(lambda n, m: len(n) * m - sum(n), "that is the number of empty slots: divide it by the number of reserved ones"),
-    Mistake(lambda n, m: 1 - sum(n) / (len(n) * max(n)), "the longest sequence sets the reservation here: each reserves max_model_len slots, whatever comes"),
+    Mistake(lambda n, m: 1 - sum(n) / (len(n) * max(n)), "the longest sequence sets the reservation here: each reserves max_model_len "
+            "slots, whatever comes"),
     Mistake(lambda n, m: wasted_share(n, m) // 1, "// throws the fraction away: divide with /"),
-    Mistake(lambda n, m: sum(m - x for x in n) / m, "the empty slots of all sequences are divided by one reservation: divide by all of them"),
+    Mistake(lambda n, m: sum(m - x for x in n) / m, "the empty slots of all sequences are divided by one reservation: divide by all of "
+            "them"),
 ])
 
 EXERCISES = [APPEND, WASTED_SHARE]

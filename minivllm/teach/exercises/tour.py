@@ -36,24 +36,28 @@ def _byte_cases() -> list[Case]:
 
 BLOCKS_NEEDED = Exercise("blocks_needed", _block_cases(), blocks_needed, kind="int", mistakes=[
     Mistake(lambda n, s: n // s, "// rounds down, so the tokens of the last, partly filled block have no place: round up instead"),
-    Mistake(lambda n, s: n // s + 1, "`// ... + 1` adds a block even when the last one is exactly full: 8 tokens in blocks of 4 need 2, not 3"),
+    Mistake(lambda n, s: n // s + 1, "`// ... + 1` adds a block even when the last one is exactly full: 8 tokens in blocks of 4 need 2, "
+                                     "not 3"),
     Mistake(lambda n, s: n / s, "/ gives a fraction of a block, but only whole blocks are handed out: round up to an int"),
     Mistake(lambda n, s: round(n / s), "round() goes to the nearest whole number, so a block less than half full is lost: always round up"),
     Mistake(lambda n, s: float(blocks_needed(n, s)), "the number is right but a float: return an int, such as by // or math.ceil"),
     Mistake(lambda n, s: max(1, blocks_needed(n, s)), "a sequence of 0 tokens needs 0 blocks: nothing is reserved in advance"),
     Mistake(lambda n, s: n * s, "blocks hold tokens: divide the number of tokens by the block size, do not multiply"),
     Mistake(lambda n, s: blocks_needed(n, s) * s, "that is the number of slots in those blocks: the question is how many blocks"),
-    Mistake(lambda n, s: n // s + n % s, "the remainder n % s counts tokens, not blocks: whatever it is, it adds one block, or none when it is 0"),
+    Mistake(lambda n, s: n // s + n % s, "the remainder n % s counts tokens, not blocks: whatever it is, it adds one block, or none when "
+            "it is 0"),
 ])
 
 KV_BYTES_PER_TOKEN = Exercise("kv_bytes_per_token", _byte_cases(), kv_bytes_per_token, kind="int", mistakes=[
     Mistake(lambda n, k, d, b: n * k * d * b, "half of it is missing: a token has a key and a value, so everything counts twice"),
     Mistake(lambda n, k, d, b: 2 * k * d * b, "that is one layer: each of the num_layers layers keeps its own K and V"),
     Mistake(lambda n, k, d, b: 2 * n * k * d * b * 8, "8 times too much: that is bits, and bytes_per_element is in bytes already"),
-    Mistake(lambda n, k, d, b: 2 * n * d * b, "that is one kv head: each of the num_kv_heads heads has a key and a value of head_dim numbers"),
+    Mistake(lambda n, k, d, b: 2 * n * d * b, "that is one kv head: each of the num_kv_heads heads has a key and a value of head_dim "
+            "numbers"),
     Mistake(lambda n, k, d, b: 2 * n * k * b, "head_dim is missing: one head's key is a vector of head_dim numbers"),
     Mistake(lambda n, k, d, b: 2 * n * k * d, "that is how many numbers there are: each of them takes bytes_per_element bytes"),
-    Mistake(lambda n, k, d, b: 2 * (n + k + d) * b, "layers, heads and numbers in a head lie inside each other: multiply them, do not add them"),
+    Mistake(lambda n, k, d, b: 2 * (n + k + d) * b, "layers, heads and numbers in a head lie inside each other: multiply them, do not add "
+            "them"),
     Mistake(lambda n, k, d, b: 2 * n * k * d * b / 1024, "divided by 1024 it is KiB: return bytes, as an int"),
     Mistake(lambda n, k, d, b: 2 * n * k * d * b / 8, "an element's size is in bytes already: do not divide by 8"),
     Mistake(lambda n, k, d, b: float(2 * n * k * d * b), "the number is right but a float: return an int"),

@@ -1,0 +1,376 @@
+"""The exercise checkers: every listed mistake gets its own hint, every right way passes, and nothing a learner writes breaks them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import tiny_models
+from minivllm import LLM, SamplingParams
+from minivllm.teach import check, plug
+from minivllm.teach.compare import show
+from minivllm.teach.exercise import run
+from minivllm.teach.exercises import EXERCISES, attention, kv_cache
+
+MISTAKES = [(name, index) for name, exercise in EXERCISES.items() for index in range(len(exercise.mistakes))]
+NAMES = list(EXERCISES)
+
+
+def text_of(name, function):
+    """What the checker finds, in one line, after a look at its form."""
+    found = check.result(name, function)
+    assert found.text == check.result(name, function).text, "the text differs from run to run"
+    assert len(found.text.splitlines()) <= 13 and max(map(len, found.text.splitlines())) <= 130
+    assert "Traceback" not in found.text and "0x" not in found.text
+    return " ".join(found.text.split())
+
+
+def stub(*args):
+    raise NotImplementedError
+
+
+# --- the list of mistakes ---------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name, index", MISTAKES, ids=[f"{name}-{index}" for name, index in MISTAKES])
+def test_every_mistake_gets_its_own_hint(name, index):
+    mistake = EXERCISES[name].mistakes[index]
+    text = text_of(name, mistake.function)
+    assert mistake.hint in text and text.startswith("check ")
+    assert text.index(" input ") < text.index(" got ") < text.index(" want ") < text.index(" likely cause: ")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exercises_are_well_made(name):
+    exercise = EXERCISES[name]
+    hints = [mistake.hint for mistake in exercise.mistakes]
+    assert len(set(hints)) == len(hints) >= 4 and len(exercise.cases) >= 6
+    assert len({tuple(case.args) for case in exercise.cases}) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_reference_passes(name):
+    exercise = EXERCISES[name]
+    assert text_of(name, exercise.reference) == f"{len(exercise.cases)} checks passed"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("function", [stub, lambda *args: None, lambda *args: ..., ..., None],
+                         ids=["raises", "None", "dots", "is dots", "is None"])
+def test_a_stub_is_not_attempted(name, function):
+    assert text_of(name, function) == "not attempted yet"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checker_prints_and_returns_nothing(name, capsys):
+    assert getattr(check, name)(EXERCISES[name].mistakes[0].function) is None
+    first = capsys.readouterr().out
+    getattr(check, name)(EXERCISES[name].mistakes[0].function)
+    assert capsys.readouterr().out == first == str(check.result(name, EXERCISES[name].mistakes[0].function)) + "\n"
+    assert getattr(check, name).__name__ == name and name in check.__all__
+
+
+# --- references against something independent -------------------------------------------------------------------------------------
+
+def loop_mask(num_queries, num_keys):
+    return [[key <= num_keys - num_queries + query for key in range(num_keys)] for query in range(num_queries)]
+
+
+def loop_attention(q, k, v):
+    """One number at a time, in Python floats."""
+    q, k, v, dtype = q.tolist(), k.tolist(), v.tolist(), q.dtype
+    heads, groups, out = len(q[0]), len(q[0]) // len(k[0]), []
+    for i, row in enumerate(q):
+        readable = len(k) - len(q) + i + 1
+        out.append([])
+        for h in range(heads):
+            scores = [sum(a * b for a, b in zip(row[h], k[j][h // groups])) / math.sqrt(len(row[h])) for j in range(readable)]
+            weights = [math.exp(score - max(scores)) for score in scores]
+            out[-1].append([sum(w * v[j][h // groups][d] for j, w in enumerate(weights)) / sum(weights) for d in range(len(row[h]))])
+    return torch.tensor(out).to(dtype)
+
+
+def append_in_one_index(cache, length, k, v):
+    if length + len(k) > cache.size(1):
+        raise ValueError
+    cache[:, length:length + len(k)].copy_(torch.stack((k, v)))
+    return torch.tensor(length + len(k))
+
+
+RIGHT = {
+    "blocks_needed": [lambda n, s: math.ceil(n / s), lambda n, s: (n + s - 1) // s, lambda n, s: n // s + bool(n % s),
+                      lambda n, s: np.int64(-(-n // s)),
+                      lambda n, s: torch.tensor(-(-n // s)), lambda n, s: len(range(0, n, s))],
+    "kv_bytes_per_token": [lambda n, k, d, b: math.prod((2, n, k, d, b)), lambda *shape: 2 * int(np.prod(shape))],
+    "causal_mask": [loop_mask, lambda q, k: torch.ones(q, k, dtype=torch.bool).tril(k - q), lambda q, k: np.tri(q, k, k - q, dtype=bool),
+                    lambda q, k: tuple(map(tuple, loop_mask(q, k))), lambda q, k: ~torch.ones(q, k).triu(k - q + 1).bool(),
+                    lambda q, k: torch.arange(k)[None] <= torch.arange(k - q, k)[:, None]],
+    "grouped_query_attention": [loop_attention, attention._attend, lambda q, k, v: loop_attention(q, k, v).requires_grad_()],
+    "append": [append_in_one_index],
+    "wasted_share": [lambda n, m: sum(m - x for x in n) / (m * len(n)), lambda n, m: 1 - np.mean(n) / m,
+                     lambda n, m: torch.tensor(1 - sum(n) / len(n) / m, dtype=torch.float64)],
+}
+
+
+@pytest.mark.parametrize("name, index", [(name, index) for name in RIGHT for index in range(len(RIGHT[name]))])
+def test_every_right_way_passes(name, index):
+    assert text_of(name, RIGHT[name][index]).endswith("checks passed")
+
+
+# --- what must not slip through ---------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", NAMES)
+def test_learning_all_but_the_last_answer_by_heart_is_not_enough(name):
+    exercise = EXERCISES[name]
+    known = exercise.cases[:-1]
+
+    def by_heart(*args):
+        for case in known:
+            if show(list(args)) == show(list(case.args.values())):
+                return exercise.reference(*args)
+        return exercise.reference(*known[0].args.values()) if not exercise.changes else args[1]
+
+    assert check.result(name, by_heart).check == len(exercise.cases)
+
+
+@pytest.mark.parametrize("operation", [lambda q, k, v: q.mul_(2), lambda q, k, v: k.zero_(), lambda q, k, v: v[0].add_(1)], ids="qkv")
+def test_inputs_changed_in_place_are_found(operation):
+    def function(q, k, v):
+        out = attention.grouped_query_attention(q, k, v)
+        operation(q, k, v)
+        return out
+
+    assert "changes its input" in text_of("grouped_query_attention", function)
+
+
+def test_a_sorted_or_emptied_list_is_found():
+    def function(lengths, max_model_len):
+        share = kv_cache.wasted_share(lengths, max_model_len)
+        lengths.clear()
+        return share
+
+    assert "changes its input lengths in place" in text_of("wasted_share", function)
+
+
+def test_append_may_change_its_cache_but_not_what_it_appends():
+    def function(cache, length, k, v):
+        length = kv_cache.append(cache, length, k, v)
+        k.zero_()
+        return length
+
+    assert "changes its input k in place" in text_of("append", function)
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda out: out.double(), "the dtype is float64, wanted is float32; the values are right"),
+    (lambda out: out * float("nan"), "NaNs"),
+    (lambda out: out[None], "4 dimensions instead of 3"),
+    (lambda out: out.transpose(1, 2), "H and D look transposed"),
+    (lambda out: out + 0.01, "the values are wrong"),
+    (lambda out: "text", "returns a str where a tensor [Tq, H, D] is wanted"),
+    (lambda out: [[1], [2, 3]], "returns a list where a tensor"),
+])
+def test_what_is_wrong_with_a_tensor_is_said(change, words):
+    assert words in text_of("grouped_query_attention", lambda q, k, v: change(attention.grouped_query_attention(q, k, v)))
+
+
+def test_a_square_result_that_is_transposed_is_told_by_its_values():
+    crosswise = lambda q, k: loop_mask(q, k) if q != k else list(zip(*loop_mask(q, k)))
+    assert "dimensions 0 and 1 look transposed" in text_of("causal_mask", crosswise)
+
+
+@pytest.mark.parametrize("value, words", [
+    (True, "returns a bool"), ("2", "returns a str"), (float("nan"), "float"), ([2], "returns a list"), (1.0, "float"),
+])
+def test_what_is_wrong_with_a_number_is_said(value, words):
+    assert words in text_of("blocks_needed", lambda n, s: value)
+
+
+def test_a_wrong_answer_that_agrees_with_a_mistake_by_chance_gets_no_hint_of_it():
+    assert "the number is wrong" in text_of("blocks_needed", lambda n, s: 1)  # as n // s gives in the first case
+
+
+def test_a_mistake_is_known_though_another_case_differs():
+    hint = EXERCISES["causal_mask"].mistakes[0].hint
+    assert hint in text_of("causal_mask", lambda q, k: torch.ones(q, k).tril().bool() if k < 64 else 1 / 0)
+
+
+def test_a_mistake_is_known_beside_a_second_one():
+    function = lambda q, k, v: (q @ k.transpose(-1, -2)).softmax(-1) @ v  # no scale either
+    assert "multiplies heads with heads" in text_of("grouped_query_attention", function)
+
+
+def test_a_forgotten_return_is_told():
+    assert "is a `return` missing?" in text_of("append", lambda cache, length, k, v: kv_cache.append(cache, length, k, v) and None)
+
+
+def test_one_case_left_as_a_stub_is_a_failure_of_that_case():
+    def function(num_queries, num_keys):
+        if num_queries != num_keys:
+            raise NotImplementedError
+        return attention.causal_mask(num_queries, num_keys)
+
+    found = check.result("causal_mask", function)
+    assert found.check == 2 and "this case still reaches the stub" in found.text
+
+
+def test_an_exception_is_told_with_its_line():
+    def function(num_tokens, block_size):
+        sizes = [block_size]
+        return sizes[num_tokens]
+
+    text = text_of("blocks_needed", function)
+    assert "raised IndexError: list index out of range (your line 3: return sizes[num_tokens])" in text
+    assert "an index runs past the end" in text
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), RuntimeError("The size of tensor a (3) must match\nmore"),
+                                   KeyError("x"), OSError(), ValueError("long " * 100), AttributeError("no attribute"),
+                                   RecursionError(), MemoryError()])
+def test_every_exception_becomes_a_few_lines(error):
+    def function(*args):
+        raise error
+
+    text = text_of("causal_mask", function)
+    assert f"raised {type(error).__name__}" in text and "likely cause" in text
+
+
+class Strange:
+    def __eq__(self, other):
+        raise RuntimeError("no comparison")
+
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [Strange(), Strange, iter([1]), {"a": torch.ones(2)}, 1j, float("inf"), 10**400, [10**30], [],
+                                   torch.tensor([]), [None], [stub], torch.ones(2, 2).to_sparse(), torch.ones(3, 3, dtype=torch.complex64),
+                                   np.array(["x"]), np.zeros((0, 3)), "x" * 1000, object()],
+                         ids=lambda value: type(value).__name__)
+def test_no_answer_is_too_strange(name, value):
+    assert text_of(name, lambda *args: value).startswith("check 1 of ")
+
+
+def test_a_result_that_carries_gradients_passes():
+    def function(q, k, v):
+        return attention.grouped_query_attention(q.clone().requires_grad_(), k, v) * 1
+
+    assert text_of("grouped_query_attention", function) == "7 checks passed"
+
+
+def test_a_wrong_signature_is_told():
+    assert "in this order: blocks_needed(num_tokens, block_size)" in text_of("blocks_needed", lambda num_tokens: 1)
+
+
+def test_the_result_instead_of_the_function_is_told():
+    assert "give the function itself" in text_of("blocks_needed", 3)
+    assert "give the function itself" in text_of("causal_mask", torch.ones(2, 2))
+
+
+def test_a_refused_append_must_leave_the_cache_alone_and_raise_the_right_error():
+    def asserts(cache, length, k, v):
+        assert length + len(k) <= cache.shape[1], "full"
+        return kv_cache.append(cache, length, k, v)
+
+    text = text_of("append", asserts)
+    assert "raised AssertionError: full" in text and "want raise ValueError" in text
+
+
+def test_names_that_do_not_exist_are_told():
+    with pytest.raises(AttributeError, match="no checker called 'casual_mask'; there are"):
+        check.casual_mask
+    with pytest.raises(KeyError, match="no exercise"):
+        check.result("casual_mask", stub)
+
+
+def test_a_case_survives_what_a_function_does_to_its_arguments():
+    case = EXERCISES["append"].cases[0]
+    before = case.args["cache"].clone()
+    run(lambda cache, *args: cache.fill_(9), case)
+    assert torch.equal(case.args["cache"], before)
+
+
+# --- the learner's function in the real model -------------------------------------------------------------------------------------
+
+PROMPT = [5, 17, 40, 8, 33, 62, 11]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def tiny(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp(request.param)
+    tiny_models.save(request.param, directory)
+    with pytest.warns(UserWarning, match="max_model_len"):
+        llm = LLM(directory, num_kv_blocks=8, block_size=4, max_num_batched_tokens=5, max_num_seqs=2, device="cpu")
+    yield llm
+    llm.close()
+
+
+def answer(llm):
+    return llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), use_tqdm=False)[0]["token_ids"]
+
+
+def test_a_right_function_gives_the_same_tokens(tiny, capsys):
+    plug.attention(attention._attend, tiny, PROMPT, max_tokens=8)
+    plug.kv_append(append_in_one_index, tiny, PROMPT, max_tokens=8)
+    assert capsys.readouterr().out.count("same tokens (") == 2
+
+
+@pytest.mark.parametrize("wrong", [attention._wrong(mask=None), attention._wrong(spread=lambda x, groups: x.repeat(1, groups, 1)),
+                                   attention._wrong(mask=lambda q, k: torch.ones(q, k).bool().tril())])
+def test_a_wrong_function_gives_other_tokens_and_the_first_is_named(tiny, capsys, wrong):
+    plug.attention(wrong, tiny, PROMPT, max_tokens=8)
+    assert "first difference: token " in capsys.readouterr().out
+
+
+def test_the_llm_is_left_as_it_was(tiny):
+    before = answer(tiny)
+    pool, backend, stats = tiny.runner.pool, tiny.runner.backend, repr(tiny.stats)
+    cache, published = pool.cache.clone(), dict(tiny.engine.blocks.cached_blocks)
+    for function in (attention._attend, lambda q, k, v: q * 0, stub, lambda q, k, v: 1 / 0, lambda q, k, v: q * math.nan):
+        plug.attention(function, tiny, PROMPT, max_tokens=8)
+    assert tiny.runner.pool is pool and tiny.runner.backend is backend and torch.equal(pool.cache, cache)
+    assert repr(tiny.stats) == stats and dict(tiny.engine.blocks.cached_blocks) == published
+    assert answer(tiny) == before
+
+
+@pytest.mark.parametrize("function, words", [
+    (stub, "not attempted yet"), (lambda *args: None, "not attempted yet"), (..., "not attempted yet"),
+    (lambda q, k, v: 1 / 0, "your function raised ZeroDivisionError: division by zero (it was given q ["),
+    (lambda q, k, v: q[0], "the model needs torch.float32 ["), (lambda q, k, v: 3, "returned a int, the model needs a tensor"),
+    (lambda q, k, v: q * math.nan, "is not finite"),
+])
+def test_what_a_function_does_wrong_is_one_line(tiny, capsys, function, words):
+    plug.attention(function, tiny, PROMPT, max_tokens=8)
+    out = capsys.readouterr().out
+    assert words in out and out.count("\n") == 1
+
+
+@pytest.mark.parametrize("function, words", [(stub, "not attempted yet"),
+                                             (lambda cache, length, k, v: length, "the model needs the new length"),
+                                             (kv_cache._new_tensor, "first difference"), (kv_cache._at_length_minus_1, "first difference")])
+def test_a_wrong_append_is_told(tiny, capsys, function, words):
+    plug.kv_append(function, tiny, PROMPT, max_tokens=8)
+    assert words in capsys.readouterr().out
+
+
+def test_run_with_attention_returns_tokens_and_raises(tiny):
+    assert plug.run_with_attention(tiny, attention._attend, PROMPT, 8) == answer(tiny)[:8]
+    with pytest.raises(NotImplementedError):
+        plug.run_with_attention(tiny, stub, PROMPT, 8)
+    with pytest.raises(plug.PlugError, match="your function raised IndexError"):
+        plug.run_with_attention(tiny, lambda q, k, v: q[99], PROMPT, 8)
+
+
+@pytest.mark.slow
+def test_the_embedded_model_speaks_through_the_learners_functions(embedded, capsys):
+    plug.attention(attention._attend, embedded, "The capital of France is", max_tokens=6)
+    plug.kv_append(append_in_one_index, embedded, "The capital of France is", max_tokens=6)
+    out = capsys.readouterr().out
+    assert out.count("Paris") == 4 and out.count("same tokens (6)") == 2
+
+
+@pytest.mark.slow
+def test_a_model_may_be_given_by_name(capsys):
+    plug.attention(attention._attend, "smollm2", "The capital of France is", max_tokens=2)
+    assert "same tokens (2)" in capsys.readouterr().out
