@@ -26,10 +26,11 @@ class BatchView(View):
         return "BatchView: tokens computed in each step"
 
     def draw(self, frame: Frame) -> Scene:
-        first = max(self.history.first, frame.step - self.window + 1)
+        first = self.window_start(frame.step, self.window)
         batches = [(step, *self.history.batch.get(step, (0, 0))) for step in range(first, frame.step + 1)]
         top = nice_top(max(prefill + decode for _, prefill, decode in batches))
-        words = f"{count(frame.prefill_tokens + frame.decode_tokens, 'token')} in this step: {frame.prefill_tokens} prefill, {frame.decode_tokens} decode"
+        prefill, decode = frame.prefill_tokens, frame.decode_tokens
+        words = f"{count(prefill + decode, 'token')} in this step: {prefill} prefill, {decode} decode"
         scene = Scene(WIDTH, _TOP + _HEIGHT + 74, alt=f"Step {frame.step}. {words}.")
         scene.add(Label(0, 18, f"Step {frame.step}", 17, bold=True), Label(0, 42, words, 15))
         self._axis(scene, top)
@@ -44,8 +45,10 @@ class BatchView(View):
     def _axis(self, scene: Scene, top: int) -> None:
         for value in (0, top // 2, top):
             y = _TOP + _HEIGHT * (1 - value / top)
-            scene.add(Box(_LEFT - 6, y, WIDTH - _LEFT + 6 if value == 0 else 6, 0.5), Label(_LEFT - 12, y + 5, f"{value:,}", 13, "end", quiet=True))
-        scene.add(Label(_LEFT - 12, _TOP - 16, "tokens", 13, "end", quiet=True), Label(_LEFT - 12, _TOP + _HEIGHT + 22, "step", 13, "end", quiet=True))
+            scene.add(Box(_LEFT - 6, y, WIDTH - _LEFT + 6 if value == 0 else 6, 0.5),
+                      Label(_LEFT - 12, y + 5, f"{value:,}", 13, "end", quiet=True))
+        scene.add(Label(_LEFT - 12, _TOP - 16, "tokens", 13, "end", quiet=True),
+                  Label(_LEFT - 12, _TOP + _HEIGHT + 22, "step", 13, "end", quiet=True))
 
     def _bar(self, scene: Scene, now: int, step: int, prefill: int, decode: int, x: float, pitch: int, unit: float) -> None:
         width, bottom = pitch - (4 if pitch > 20 else 2), _TOP + _HEIGHT

@@ -10,7 +10,8 @@ from typing import Any
 from minivllm.teach import groups
 from minivllm.teach.captions import caption, count
 from minivllm.teach.history import Frame, SequenceFrame
-from minivllm.teach.scene import WIDTH, Box, Label, Scene, colour_of, cut, cut_front, fit_sentences, fitting_size, in_layers, swatches, text_width
+from minivllm.teach.scene import (WIDTH, Box, Label, Scene, colour_of, cut, cut_front, fit_sentences, fitting_size, in_layers, swatches,
+                                   text_width)
 from minivllm.teach.view import View
 
 _MAX_CELLS = 512
@@ -58,7 +59,7 @@ class BlockView(View):
     def _lines(self, scene: Scene, frame: Frame, y: float) -> float:
         """One line a sequence: those that run or wait, then the newest that finished. The room does not shrink, so nothing jumps."""
         room = min(self.max_sequences, len(self.history.sequences))
-        order = sorted(frame.sequences.values(), key=lambda seq: (seq.status == "finished", -seq.log.seq_id if seq.status == "finished" else seq.log.seq_id))
+        order = sorted(frame.sequences.values(), key=lambda s: (1, -s.log.seq_id) if s.status == "finished" else (0, s.log.seq_id))
         for index, seq in enumerate(sorted(order[:room], key=lambda seq: seq.log.seq_id)):
             self._line(scene, seq, y + 27 * index)
         if 0 < room < len(order):
@@ -70,8 +71,11 @@ class BlockView(View):
         scene.add(Box(1, y, 36, 22, fill if seq.block_table else "pale", text=seq.name), Label(46, y + 16, seq.status, 14))
         prompt = seq.log.num_prompt_tokens
         known = f" of {seq.length}" if seq.computed < seq.length else ""
-        scene.add(Label(122, y + 16, f"K/V of {seq.computed}{known} {'token' if seq.computed == 1 and not known else 'tokens'}"
-                        if seq.block_table else f"{seq.length} tokens" + (f", {prompt} of them prompt" if prompt is not None else ""), 14, quiet=True))
+        if seq.block_table:
+            tokens = f"K/V of {seq.computed}{known} {'token' if seq.computed == 1 and not known else 'tokens'}"
+        else:
+            tokens = count(seq.length, "token") + (f", {prompt} of them prompt" if prompt is not None else "")
+        scene.add(Label(122, y + 16, tokens, 14, quiet=True))
         table = cut(f"blocks {' '.join(map(str, seq.block_table))}", 14, 190) if seq.block_table else ""
         scene.add(*[Label(340, y + 16, table, 14)] if table else [])
         if text := self.text(seq.token_ids[-40:]):
@@ -85,8 +89,8 @@ class _Grid:
         self.view, self.frame = view, frame
         blocks = view.shown
         self.per_row = 8 if len(blocks) <= 16 else 16 if len(blocks) <= 64 else 32
-        self.margin = 38 if self.per_row == 32 else 2
-        self.pitch, gap = {8: (113, 9), 16: (56, 6), 32: (27, 4)}[self.per_row]
+        self.margin = 38 if self.per_row == 32 else 5
+        self.pitch, gap = {8: (112, 9), 16: (56, 7), 32: (27, 4)}[self.per_row]
         self.w, self.h = self.pitch - gap, {8: 78, 16: 48, 32: 23}[self.per_row]
         self.step = self.h + gap
         self.scene = Scene(WIDTH, -(-len(blocks) // self.per_row) * self.step)
@@ -101,19 +105,26 @@ class _Grid:
         frame, size = self.frame, self.frame.block_size
         owners, written = frame.pool.owners[block], frame.written[block]
         tip = self.view.tip(frame, block) if len(self.view.shown) <= 256 else ""
-        border = "dashed" if block in frame.evicted else "thick" if block in frame.touched and written else "thin"
+        self._ring(block, x, y)
         if not owners:
             cached = frame.pool.hashes[block] is not None
-            self.scene.add(Box(x, y, self.w, self.h, "grey" if cached else None, "dots" if cached else None, border, tip=tip))
+            self.scene.add(Box(x, y, self.w, self.h, "grey" if cached else None, "dots" if cached else None, tip=tip))
             self._texts(block, x, y, "grey" if cached else None, self._filler(block) if cached else "")
             return
         colour, shared = colour_of(self.view.history.index_of(self._first(block, owners))), len(owners) > 1
         full = written >= size
-        self.scene.add(Box(x, y, self.w, self.h, f"{'s' if full else 't'}{colour}", "hatch" if shared and full else None, border, tip=tip))
+        self.scene.add(Box(x, y, self.w, self.h, f"{'s' if full else 't'}{colour}", "hatch" if shared and full else None, tip=tip))
         if written and not full:
-            inset, height = (1 if border == "thin" else 2), (self.h - 2) * written / size
-            self.scene.add(Box(x + inset, y + self.h - 1 - height, self.w - 2 * inset, height - inset + 1, f"s{colour}", None, "none"))
+            height = (self.h - 2) * written / size
+            self.scene.add(Box(x + 1, y + self.h - 1 - height, self.w - 2, height, f"s{colour}", None, "none"))
         self._texts(block, x, y, f"s{colour}", self._owner_text(owners), f"×{len(owners)}" if shared else "", written)
+
+    def _ring(self, block: int, x: float, y: float) -> None:
+        """Around the cell, a little apart, so that it is seen on a dark page too: what happened to the block in this step."""
+        border = "dashed" if block in self.frame.evicted else "thick" if block in self.frame.touched and self.frame.written[block] else ""
+        if border:
+            out = 1 if self.per_row == 32 else 3
+            self.scene.add(Box(x - out, y - out, self.w + 2 * out, self.h + 2 * out, None, None, border))
 
     def _first(self, block: int, owners: list[int]) -> int:
         """The owner whose colour the block has: who filled it, as long as it owns it."""

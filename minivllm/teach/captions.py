@@ -56,7 +56,8 @@ def _preemptions(frame: Frame, events: list[Event]) -> list[str]:
 def _ends(frame: Frame, by_kind: dict[str, list[Event]]) -> list[str]:
     events, told = by_kind.get("finish", []), []
     if "reset" in by_kind:
-        return [f"{_names(frame, events)} {'is' if len(events) == 1 else 'are'} aborted: every block is free."] if events else ["Every block is free."]
+        aborted = f"{_names(frame, events)} {'is' if len(events) == 1 else 'are'} aborted: " if events else ""
+        return [f"{aborted}{'e' if aborted else 'E'}very block is free."]
     if len(events) > 3:
         freed = len({event.block for event in by_kind.get("free", [])} - set(frame.blocks_that_are("used")))
         return [f"{_names(frame, events)} finish and give {count(freed, 'block')} back."]
@@ -67,7 +68,8 @@ def _ends(frame: Frame, by_kind: dict[str, list[Event]]) -> list[str]:
         parts = [f"gives {count(len(blocks), 'block')} back"]
         parts += [f"{kept} of them can still be found"] if kept else []
         parts += [f"{still} {'is' if still == 1 else 'are'} still used by others"] if still else []
-        told.append(f"{frame.sequences[event.seq_id].name} is finished ({_ENDS.get(event.data['reason'], event.data['reason'])}): it {', '.join(parts)}.")
+        why = _ENDS.get(event.data["reason"], event.data["reason"])
+        told.append(f"{frame.sequences[event.seq_id].name} is finished ({why}): it {', '.join(parts)}.")
     return told
 
 
@@ -138,7 +140,7 @@ def _batch(frame: Frame, events: list[Event]) -> str:
     if prefills:
         told.append(f"prefill of {listed(_chunk(frame, e) for e in prefills)}")
     if decodes:
-        told.append(f"decode of {_names(frame, decodes)}, a token each" if len(decodes) > 1 else f"decode of {_names(frame, decodes)}, one token")
+        told.append(f"decode of {_names(frame, decodes)}, {'a token each' if len(decodes) > 1 else 'one token'}")
     sentence = "; ".join(told)
     return f"{sentence[0].upper()}{sentence[1:]}." if sentence else ""
 

@@ -26,7 +26,8 @@ class Contents:
         twin.block_size, twin.pool, twin.index, twin.step = self.block_size, self.pool.copy(), self.index, self.step
         twin.tables = {seq_id: list(table) for seq_id, table in self.tables.items()}
         twin.content, twin.written = dict(self.content), list(self.written)
-        twin.evicted, twin.allocated, twin.published, twin.touched = (set(s) for s in (self.evicted, self.allocated, self.published, self.touched))
+        for name in ("evicted", "allocated", "published", "touched"):
+            setattr(twin, name, set(getattr(self, name)))
         return twin
 
     def _begin(self, step: int) -> None:

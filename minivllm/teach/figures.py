@@ -66,7 +66,7 @@ def _box(axes: Any, box: Box, order: int) -> None:
     if box.border != "none":
         thick = box.border != "thin"
         dashes = (0, (2, 1.3)) if box.border == "dashed" else "solid"
-        axes.add_patch(Rectangle(*place, fill=False, edgecolor=MARK if thick else "#868686", linewidth=(3 if thick else 1) * _POINTS,
+        axes.add_patch(Rectangle(*place, fill=False, edgecolor=MARK if thick else "#868686", linewidth=(2.5 if thick else 1) * _POINTS,
                                  linestyle=dashes, joinstyle="miter", zorder=order))
     if box.text:
         _label(axes, Label(box.x + box.w / 2, box.y + box.h / 2 + box.size * 0.36, box.text, box.size, "middle", True, box.fill), order)

@@ -22,11 +22,8 @@ class MemoryView(View):
     def name(self) -> str:
         return f"MemoryView: {len(self.trace.initial.owners) * self.trace.block_size:,} slots of K/V"
 
-    def refresh(self) -> None:
-        self._measure()
-        super().refresh()
-
     def draw(self, frame: Frame) -> Scene:
+        self._measure()
         scene, y = Scene(WIDTH, 0), 0.0
         if self.account is not None:
             y = _bar(scene, y, f"Memory of {self.account.device}", self._device_parts(), human_size) + 22
@@ -37,6 +34,7 @@ class MemoryView(View):
         return scene
 
     def _measure(self) -> None:
+        """The account as it is now, whatever step is shown; after the end as it was last."""
         if self.llm is not None and self._pacer is not None:
             try:
                 self.account = self.llm.memory

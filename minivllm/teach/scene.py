@@ -5,11 +5,13 @@ Owns the colours and the widths of text. Knows nothing of blocks, sequences or w
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 WIDTH = 900
-#: Fills by name. s0 to s5: Okabe and Ito's colours, one for each sequence in turn, light enough for dark text; t0 to t5: the same, thinned with white.
+#: Fills by name. s0 to s5: Okabe and Ito's colours, one for each sequence in turn, light enough for dark text; t0 to t5: the same,
+#: thinned with white.
 FILLS = {
     "s0": "#E69F00", "s1": "#56B4E9", "s2": "#2BB38A", "s3": "#F0E442", "s4": "#E8743B", "s5": "#CC79A7",
     "t0": "#FBECCC", "t1": "#DDF0FB", "t2": "#D2F0E6", "t3": "#FCFAD9", "t4": "#FBE1D5", "t5": "#F5E4ED",
@@ -80,17 +82,30 @@ def colour_of(index: int) -> int:
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
     """About how wide `text` will be; rather too much than too little, since every reader has other fonts."""
-    units = sum(0.36 if c in _NARROW else 1.0 if c in _WIDE else 0.84 if c == "×" else 0.7 if c.isupper() else 1.3 if ord(c) > 0x2E80 else 0.62 for c in text)
-    return units * size * (1.08 if bold else 1.0)
+    return sum(map(_units, text)) * size * (1.08 if bold else 1.0)
+
+
+@functools.lru_cache(maxsize=4096)
+def _units(char: str) -> float:
+    """The width of one character, in heights."""
+    if char in _NARROW:
+        return 0.36
+    if char in _WIDE:
+        return 1.0
+    return 0.84 if char == "×" else 0.7 if char.isupper() else 1.3 if ord(char) > 0x2E80 else 0.62
 
 
 def cut(text: str, size: float, width: float, bold: bool = False) -> str:
     """`text`, or as much of its beginning as fits into `width` with an ellipsis."""
     if text_width(text, size, bold) <= width:
         return text
-    while text and text_width(text + "…", size, bold) > width:
-        text = text[:-1]
-    return text.rstrip() + "…" if text else ""
+    room, kept = width - text_width("…", size, bold), 0
+    for char in text:
+        room -= text_width(char, size, bold)
+        if room < 0:
+            break
+        kept += 1
+    return text[:kept].rstrip() + "…" if kept else ""
 
 
 def cut_front(text: str, size: float, width: float) -> str:

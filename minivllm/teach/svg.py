@@ -46,7 +46,8 @@ def _box(box: Box, tips: bool) -> list[str]:
     path += f"><title>{clean(box.tip)}</title></path>" if tips and box.tip else "/>"
     if not box.text:
         return [path]
-    return [path, _label(Label(box.x + box.w / 2, box.y + box.h / 2 + box.size * 0.36, box.text, box.size, "middle", True, box.fill or "page"))]
+    x, y = box.x + box.w / 2, box.y + box.h / 2 + box.size * 0.36
+    return [path, _label(Label(x, y, box.text, box.size, "middle", True, box.fill or "page"))]
 
 
 def _label(label: Label) -> str:
@@ -68,11 +69,14 @@ def items_of(scene: Scene, tips: bool = True) -> list[str]:
 def style(root: str, name: str, page_colour: str = PAGE_COLOUR) -> str:
     """The rules for everything inside the element that the selector `root` finds; `name` is where its patterns are."""
     fills = [f".{_fill_class(key)}{{fill:{colour}}}" for key, colour in FILLS.items()]
-    fills += [f".{kind}{{fill:url(#{name}-{kind})}}" for pattern, keys in _PATTERN_FILLS.items() for kind in (_fill_class(k, pattern) for k in keys)]
-    rules = ["path{fill:none;stroke:#868686;stroke-width:1}", f"text{{font:600 13px {FONT};text-anchor:middle;fill:{DARK};white-space:pre}}",
+    patterned = [_fill_class(key, pattern) for pattern, keys in _PATTERN_FILLS.items() for key in keys]
+    fills += [f".{kind}{{fill:url(#{name}-{kind})}}" for kind in patterned]
+    mark = f"stroke:{page_colour};stroke-width:2.5"
+    rules = ["path{fill:none;stroke:#868686;stroke-width:1}",
+             f"text{{font:600 13px {FONT};text-anchor:middle;fill:{DARK};white-space:pre}}",
              f".u{{fill:{page_colour}}}", ".l{text-anchor:start}", ".r{text-anchor:end}", ".m{font-weight:400}", ".q{opacity:.78}",
              *[f".z{size}{{font-size:{size}px}}" for size in SIZES], *fills,
-             f".k{{stroke:{page_colour};stroke-width:3}}", f".e{{stroke:{page_colour};stroke-width:3;stroke-dasharray:6 4}}", ".n{stroke:none}",
+             f".k{{{mark}}}", f".e{{{mark};stroke-dasharray:6 4}}", ".n{stroke:none}",
              "text{pointer-events:none}"]
     return "".join(f"{root} {rule}" for rule in rules)
 

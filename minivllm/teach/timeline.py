@@ -11,7 +11,7 @@ from minivllm.teach.view import View
 
 #: status -> fill, pattern, sign, what the legend says.
 LOOKS = {
-    "waiting": ("pale", "dots", "·", "waits"),
+    "waiting": ("pale", "dots", "", "waits"),
     "prefill": ("s0", None, "P", "prefill (tokens)"),
     "decode": ("s1", None, "D", "decode"),
     "idle": (None, None, "–", "no token in this step"),
@@ -35,7 +35,7 @@ class TimelineView(View):
         return "TimelineView: a row for each sequence, a column for each step"
 
     def draw(self, frame: Frame) -> Scene:
-        first = max(self.history.first, frame.step - self.window + 1)
+        first = self.window_start(frame.step, self.window)
         logs = self._logs(first, frame.step)
         words, room = caption(frame), min(self.rows, len(self.history.sequences))
         scene = Scene(WIDTH, 0, alt=f"Step {frame.step}. {' '.join(words)} " + ", ".join(
@@ -56,7 +56,8 @@ class TimelineView(View):
 
     def _logs(self, first: int, step: int) -> list[SequenceLog]:
         """Sequences that were there in these steps; if they are too many, those that have not finished and the newest that have."""
-        there = [log for log in self.history.sequences.values() if (entry := log.at(step)) and (entry.status != "finished" or entry.step >= first)]
+        there = [log for log in self.history.sequences.values()
+                 if (entry := log.at(step)) and (entry.status != "finished" or entry.step >= first)]
         unfinished = [log for log in there if log.at(step).status != "finished"][:self.rows]
         finished = [log for log in there if log.at(step).status == "finished"]
         room = self.rows - len(unfinished)
@@ -78,8 +79,9 @@ class TimelineView(View):
             fill, pattern, sign, _ = LOOKS[entry.status]
             if entry.status == "prefill":
                 sign = str(entry.tokens) if fitting_size(str(entry.tokens), pitch - 3, (11,), True) else "P"
-            size = fitting_size(sign, pitch - 1, (13, 11, 10, 9), True) or 9
-            scene.add(Box(_LEFT + (step - first) * pitch, y, pitch - 2 if pitch > 20 else pitch - 1, 21, fill, pattern, text=sign, size=size,
+            size = fitting_size(sign, pitch - 1, (13, 11, 10, 9), True)
+            x, width = _LEFT + (step - first) * pitch, pitch - (2 if pitch > 20 else 1)
+            scene.add(Box(x, y, width, 21, fill, pattern, text=sign, size=size,
                           tip=f"step {step}: {log.name} {entry.status}" + (f", {count(entry.tokens, 'token')}" if entry.tokens else "")))
 
     def _axis(self, scene: Scene, frame: Frame, first: int, pitch: int, y: float) -> None:

@@ -100,6 +100,11 @@ class View:
             self._end_cells()
             self._pacer = None
 
+    def window_start(self, step: int, window: int) -> int:
+        """The first of at most `window` steps to show up to `step`. It moves in jumps, so that the picture stands still in between."""
+        jump, earliest = max(1, window // 6), step - window + 1
+        return self.history.first if earliest <= self.history.first else min(step, -(-earliest // jump) * jump)
+
     def text(self, token_ids: list[int | None]) -> str:
         """Tokens as text on one line; "" without a tokenizer."""
         if self.decode is None or None in token_ids:
