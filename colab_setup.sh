@@ -8,7 +8,7 @@ set -euo pipefail
 usage() {
   cat <<'TEXT'
 usage: bash colab_setup.sh demo                 make .venv, install, generate text on the CPU
-       bash colab_setup.sh test [pytest args]   make .venv, install, run the tests
+       bash colab_setup.sh test [pytest args]   make .venv, install, run the tests and the notebooks
        bash colab_setup.sh                      inside Colab: install into the running kernel's Python
 
   MINIVLLM_TORCH_INDEX   address of PyTorch's index of CPU wheels, to skip the CUDA build (several GB)
@@ -127,10 +127,37 @@ demo() {
   "$root/.venv/bin/minivllm" generate "The capital of France is" --temperature 0 --max-tokens 32
 }
 
+BROWSERS="chromium chromium-browser google-chrome google-chrome-stable"
+
+have_browser() {
+  local name
+  for name in $BROWSERS; do
+    if command -v "$name" >/dev/null; then return; fi
+  done
+  return 1
+}
+
+install_browser() { # for the tests that open the notebooks and their pages
+  if have_browser; then return; fi
+  if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    die "no browser on PATH (${BROWSERS// /, }); the notebook tests need one: install chromium"
+  fi
+  say "Installing chromium"
+  { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium; } >>"$log" 2>&1 ||
+    die "apt-get could not install chromium: $(grep '^E: ' "$log" | tail -n 1 | cut -c 4-240) (log: $log)"
+  have_browser || die "chromium is installed, but none of ${BROWSERS// /, } is on PATH"
+}
+
 run_tests() {
   set_up test
-  # All the tests: a process a core, each on one thread, which is faster than one process on all of them.
-  [ $# -gt 0 ] || set -- -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+  # The kernels of the notebooks inherit all of this: one thread each, one cache, and Triton's interpreter where there is no GPU.
+  export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" MINIVLLM_CACHE="${MINIVLLM_CACHE:-$work/cache}"
+  if ! nvidia-smi >/dev/null 2>&1; then export TRITON_INTERPRET="${TRITON_INTERPRET:-1}"; fi
+  if [ $# -eq 0 ]; then
+    install_browser
+    # All the tests and notebooks: a process a core, each on one thread, which is faster than one process on all of them.
+    set -- -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --nbval tests notebooks
+  fi
   say "Running: .venv/bin/python -m pytest -rs $*"
   cd "$root"
   "$python" -m pytest -rs "$@"

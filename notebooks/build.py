@@ -20,7 +20,7 @@ from builder.series import Entry, Series
 
 
 def build(series: Series, entry: Entry) -> list[str]:
-    """Stamps the .py, runs it and writes the .ipynb; what is still wrong with the result. Raises execute.Refused and writes no .ipynb then."""
+    """Stamps the .py, runs it and writes the .ipynb; what is still wrong. Raises Refused, no .ipynb written."""
     source = series.source(entry)
     nb = pair.read_source(source)
     stamp.stamp(nb, series, entry)

@@ -1,41 +1,23 @@
-"""colab_setup.sh, pyproject.toml, environment.yml and the CI files, checked by running and reading them.
+"""colab_setup.sh, pyproject.toml, environment.yml and the CI files, checked by running and reading them."""
 
-The fake Colab is a virtual environment with Colab's ipywidgets and IPython, a stub `google.colab`,
-and the packages of the environment that runs the tests, seen through a .pth file.
-"""
-
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import time
 import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
+from fake_colab import FACTS, PROJECT, ROOT, SCRIPT, FakeColab, command, environment, run_script
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-try:
-    import tomllib
-except ImportError:  # Python 3.10
-    import tomli as tomllib
-
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = ROOT / "colab_setup.sh"
-FACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PROJECT = FACTS["project"]
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 KEPT = ["torch", "triton", "numpy", "ipywidgets"]  # what the script may not touch inside Colab
-REAL_IN_COLAB = (
-    ["ipywidgets==7.7.1", "ipython_genutils==0.2.0"],  # installed without their dependencies
-    ["ipython==7.34.0", "ipykernel==6.17.1", "traitlets==5.7.1"],
-)
 
 
 def requirements(lines: list[str], python: str) -> dict[str, Requirement]:
@@ -54,24 +36,6 @@ def pin(requirement: Requirement) -> str:
     (specifier,) = requirement.specifier
     assert specifier.operator == "==" and "*" not in specifier.version, f"{requirement} is not an exact pin"
     return specifier.version
-
-
-def environment(**extra: str) -> dict[str, str]:
-    dropped = ("PYTHONPATH", "PYTHONHOME", "MINIVLLM_PYTHON", "MINIVLLM_TORCH_INDEX", "VIRTUAL_ENV")
-    return {name: value for name, value in os.environ.items() if name not in dropped} | extra
-
-
-def run_script(*arguments: str, script: Path = SCRIPT, **extra: str) -> subprocess.CompletedProcess:
-    bash = shutil.which("bash")
-    return subprocess.run([bash, str(script), *arguments], env=environment(**extra), stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=900)
-
-
-def command(folder: Path, name: str, body: str) -> None:
-    """A stand-in for a command: a shell script in `folder`."""
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(f"#!{shutil.which('bash')}\n{body}\n")
-    (folder / name).chmod(0o755)
 
 
 def wheel(folder: Path, name: str, version: str, source: str, requires: str = "") -> None:
@@ -115,8 +79,11 @@ def test_every_dependency_has_one_pin_inside_its_range(python):
     assert pins.keys() == ranges.keys()
     for name, requirement in pins.items():
         assert pin(requirement) in ranges[name].specifier
-    for requirement in requirements(PROJECT["optional-dependencies"]["test"], python).values():
+    tests = requirements(PROJECT["optional-dependencies"]["test"], python)
+    for requirement in tests.values():
         pin(requirement)
+    for name, requirement in requirements(PROJECT["optional-dependencies"]["notebooks"], python).items():
+        assert pin(tests[name]) in requirement.specifier
 
 
 def test_supported_pythons_are_the_same_everywhere():
@@ -223,6 +190,77 @@ def test_pip_failure_says_why_and_where_the_log_is(checkout, tmp_path):
     assert not (checkout / ".venv" / "setup.done").exists()
 
 
+@pytest.fixture
+def set_up(checkout, tools):
+    """A checkout that is set up, whose Python says what it is asked to run and with which settings."""
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    says = 'for name in OMP_NUM_THREADS MINIVLLM_CACHE TRITON_INTERPRET; do echo "$name=${!name:-}"; done; echo "python $*"'
+    command(checkout / ".venv" / "bin", "python", f'case "$*" in *version_info*) echo 3.11 ;; *"import pip"*) ;; *) {says} ;; esac')
+    state = subprocess.run(["cksum"], input=(checkout / "pyproject.toml").read_bytes(), capture_output=True).stdout.decode().strip()
+    (checkout / ".venv" / "setup.done").write_text(f"test {state} {checkout}\n")
+
+    def run(*arguments):
+        return run_script("test", *arguments, script=checkout / "colab_setup.sh", PATH=str(tools), TRITON_INTERPRET="", OMP_NUM_THREADS="", MINIVLLM_CACHE="")
+
+    return run
+
+
+def test_without_arguments_tests_and_notebooks_run_in_one_go(set_up, tools):
+    command(tools, "google-chrome", "")
+    done = set_up()
+    assert done.returncode == 0, done.stderr
+    (asked,) = [line for line in done.stdout.splitlines() if line.startswith("python ")]
+    assert asked.startswith("python -m pytest -rs -n auto") and asked.endswith("--dist loadfile --no-loadscope-reorder --nbval tests notebooks")
+    assert "OMP_NUM_THREADS=1\n" in done.stdout and "TRITON_INTERPRET=1\n" in done.stdout and re.search("MINIVLLM_CACHE=/.+/cache\n", done.stdout)
+
+
+def test_the_interpreter_of_triton_is_left_out_on_a_gpu(set_up, tools):
+    command(tools, "nvidia-smi", "")
+    assert "TRITON_INTERPRET=\n" in set_up("tests/test_cli.py").stdout
+
+
+@pytest.mark.parametrize("user, apt_get", [(0, False), (1000, True)])
+def test_no_browser_and_no_way_to_install_one(set_up, tools, user, apt_get):
+    command(tools, "id", f"echo {user}")
+    if apt_get:
+        command(tools, "apt-get", "exit 100")
+    assert_fails_in_one_line(set_up(), "no browser on PATH (chromium, chromium-browser, google-chrome", "install chromium")
+    assert "python -m pytest -rs tests/test_cli.py" in set_up("tests/test_cli.py").stdout  # named tests bring their own demands
+
+
+def test_root_installs_chromium(set_up, tools, checkout):
+    log = checkout / ".venv" / "setup.log"
+    command(tools, "id", "echo 0")
+    command(tools, "apt-get", 'echo "apt-get $*"; [ "$1" = update ] || echo "E: Unable to locate package"; [ "$1" = update ]')
+    assert_fails_in_one_line(set_up(), "apt-get could not install chromium: Unable to locate package", f"(log: {log})")
+    installs = f"{shutil.which('touch')} {tools}/chromium; {shutil.which('chmod')} +x {tools}/chromium"
+    command(tools, "apt-get", f'echo "apt-get $*"; [ "$1" = update ] || {{ {installs}; }}')
+    done = set_up()
+    assert done.returncode == 0 and "Installing chromium" in done.stdout and "--nbval tests notebooks" in done.stdout
+    assert "apt-get update\napt-get install -y --no-install-recommends chromium\n" in log.read_text()
+
+
+@pytest.mark.parametrize("processes", [[], ["-n", "2"]], ids=["alone", "xdist"])
+def test_ci_fails_where_a_test_is_skipped_that_needs_no_gpu(tmp_path, processes):
+    assert "export MINIVLLM_ONLY_GPU_MAY_SKIP=1" in (ROOT / ".ci" / "run").read_text()
+    for name in ("tests/conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "torch.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)\ndef set_num_threads(number): pass\n")  # starts faster
+    marked = '@pytest.mark.gpu\n@pytest.mark.skip(reason="no GPU")\ndef test_one(): pass\n@pytest.mark.xfail\ndef test_two(): assert False\n'
+    (tmp_path / "test_marked.py").write_text("import pytest\n" + marked)
+    (tmp_path / "test_bare.py").write_text('import pytest\ndef test_three(): pytest.skip("no mood")\n')
+
+    fast = ["-p", "no:nbval", "-p", "no:hypothesispytest"]  # which take seconds to import
+
+    def run(*files, **extra):
+        return subprocess.run([sys.executable, "-m", "pytest", "-q", *fast, *processes, *files], cwd=tmp_path, env=environment(**extra), capture_output=True, text=True)
+
+    assert run("test_marked.py", MINIVLLM_ONLY_GPU_MAY_SKIP="1").returncode == 0
+    assert run("test_bare.py").returncode == 0
+    done = run("test_marked.py", "test_bare.py", MINIVLLM_ONLY_GPU_MAY_SKIP="1")
+    assert done.returncode == 1 and "test_bare.py::test_three: Skipped: no mood" in done.stdout and "test_marked.py::" not in done.stdout
+
+
 @pytest.mark.slow
 def test_demo_generates_text():
     if Path(sys.prefix) != ROOT / ".venv":
@@ -233,54 +271,6 @@ def test_demo_generates_text():
 
 
 # --- inside a fake Colab ------------------------------------------------------------------------
-
-
-class FakeColab:
-    """Colab as far as the script can tell: `python3` on PATH, google.colab in it, a stand-in nvidia-smi."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.python = folder / "env" / "bin" / "python3"
-        subprocess.run([sys.executable, "-m", "venv", str(folder / "env")], check=True, stdout=subprocess.DEVNULL)
-        self.site = Path(self.ask("import sysconfig; print(sysconfig.get_path('purelib'))"))
-        without_dependencies, with_dependencies = REAL_IN_COLAB
-        self.pip("install", *with_dependencies, "tqdm==4.65.0")  # this tqdm is older than the supported range
-        self.pip("install", "--no-deps", *without_dependencies)
-        (self.site / "google" / "colab").mkdir(parents=True)
-        (self.site / "google" / "colab" / "__init__.py").write_text("")
-        self.borrow_packages()
-
-    def borrow_packages(self) -> None:
-        """Links to the packages of the test environment, but for those that are here or have to be missing."""
-        here = {canonicalize_name(path.name.split("-")[0]) for path in self.site.iterdir()}
-        borrowed = self.folder / "borrowed"
-        borrowed.mkdir()
-        for path in Path(sysconfig.get_path("purelib")).iterdir():
-            name = canonicalize_name(path.name.split("-")[0])
-            left_out = name in here | {"gguf", "minivllm", "flash-attn", "google"} or name.startswith("--editable")
-            if not left_out and path.suffix not in (".pth", ".egg-link"):
-                (borrowed / path.name).symlink_to(path)
-        (self.site / "borrowed.pth").write_text(f"{borrowed}\n")
-
-    def ask(self, code: str) -> str:
-        return subprocess.run([str(self.python), "-c", code], cwd=self.folder, env=environment(), check=True,
-                              capture_output=True, text=True).stdout.strip()
-
-    def pip(self, *arguments: str) -> None:
-        done = subprocess.run([str(self.python), "-m", "pip", *arguments], cwd=self.folder, env=environment(),
-                              capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    def versions(self) -> dict[str, str]:
-        code = ("import json; from importlib import metadata as m; "
-                "print(json.dumps({d.metadata['Name'].lower(): m.version(d.metadata['Name'])"
-                " for d in m.distributions()}))")
-        return json.loads(self.ask(code))
-
-    def set_up(self, nvidia_smi: str = "exit 9", **extra: str) -> subprocess.CompletedProcess:
-        command(self.folder / "bin", "nvidia-smi", nvidia_smi)
-        path = os.pathsep.join([str(self.python.parent), str(self.folder / "bin"), os.environ["PATH"]])
-        return run_script(PATH=path, TMPDIR=str(self.folder), **extra)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,8 @@ _HATCHES = {"hatch": ("////", (1, 1, 1, 0.5)), "dots": ("....", "#A2A2A2"), "cro
 
 
 @functools.cache
-def _picture() -> type[Figure]:
+def picture() -> type[Figure]:
+    """The class of all figures here; made when first asked for, since only then matplotlib is needed."""
     from matplotlib.figure import Figure
 
     class Picture(Figure):
@@ -45,7 +46,7 @@ def figure(scenes: Sequence[Scene], columns: int = 1) -> Figure:
             whole.place(scene, column * (width + gap), y)
         y += height + gap
     margin = 10
-    drawn = _picture()(figsize=((whole.width + 2 * margin) / 100, (whole.height + 2 * margin) / 100), dpi=_DPI, facecolor="white")
+    drawn = picture()(figsize=((whole.width + 2 * margin) / 100, (whole.height + 2 * margin) / 100), dpi=_DPI, facecolor="white")
     axes = drawn.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-margin, whole.width + margin), ylim=(whole.height + margin, -margin))
     axes.axis("off")

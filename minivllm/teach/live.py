@@ -14,6 +14,7 @@ from minivllm.teach.svg import svg
 
 if TYPE_CHECKING:
     from minivllm.engine.engine import Engine
+    from minivllm.teach.stepped import Stepped
     from minivllm.teach.view import View
 
 _SHORTEST = 0.1   # seconds from the end of a redraw to the next: at most ten a second
@@ -72,7 +73,7 @@ class Pacer:
 class Panel:
     """The widgets of one view, made with what ipywidgets 7 and 8 both have. Raises ImportError without ipywidgets."""
 
-    def __init__(self, view: View):
+    def __init__(self, view: Stepped):
         import ipywidgets as widgets
 
         self.view = view
@@ -84,13 +85,13 @@ class Panel:
         self.play_link = widgets.jslink((self.play, "value"), (self.slider, "value"))
         self.slider.observe(self._moved, names="value")
         self.root = widgets.VBox([self.picture, widgets.HBox([self.play, self.slider])])
-        self._moving, self._trace = False, view.trace
+        self._moving, self._source = False, view.source
 
     def refresh(self) -> None:
         """Show the newest step if the slider stands at its end; else leave the picture and make the slider longer."""
         first, last = self.view.steps
-        follows, self._moving = self.slider.value >= self.slider.max or self.view.trace is not self._trace, True
-        self._trace = self.view.trace
+        follows, self._moving = self.slider.value >= self.slider.max or self.view.source is not self._source, True
+        self._source = self.view.source
         try:
             for control in (self.slider, self.play):
                 control.min = min(control.min, first)  # never above max, which widgets refuse

@@ -5,16 +5,13 @@ Fed by hand, one call a step: the engine of notebook 01 has no events. Drawn and
 
 from __future__ import annotations
 
-from typing import Any
-
-from minivllm.teach.live import Panel
 from minivllm.teach.scene import Box, Label, Scene, swatches
-from minivllm.teach.view import View
+from minivllm.teach.stepped import Stepped
 
 _LEFT, _CELL_HEIGHT, _MOST = 74, 26, 60
 
 
-class RecomputeView(View):
+class RecomputeView(Stepped):
     """A row for each step, a column for each position. Raises ValueError for more than 60 of either, which nobody could read."""
 
     def __init__(self, num_steps: int, num_positions: int):
@@ -22,8 +19,6 @@ class RecomputeView(View):
             raise ValueError(f"num_steps and num_positions must be 1 to {_MOST}, got {num_steps} and {num_positions}")
         self.num_steps, self.num_positions = num_steps, num_positions
         self.computed: list[int] = []
-        self._panel: Panel | None = None
-        self._pacer = None
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -67,6 +62,3 @@ class RecomputeView(View):
     @property
     def name(self) -> str:
         return f"RecomputeView: {self.num_steps} steps, {self.num_positions} positions"
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        return super()._repr_mimebundle_(include, exclude)

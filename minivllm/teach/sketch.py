@@ -5,10 +5,10 @@ Every function returns a matplotlib Figure that a notebook shows, once, as the l
 
 from __future__ import annotations
 
-import functools
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from minivllm.teach.figures import picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,24 +19,9 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 MARKERS, DASHES = "osD^vP", ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 
 
-@functools.cache
-def _picture() -> type[Figure]:
-    from matplotlib.figure import Figure
-
-    class Picture(Figure):
-        """A Figure that shows itself without pyplot, which would show it a second time when the cell ends."""
-
-        def _repr_png_(self) -> bytes:
-            buffer = io.BytesIO()
-            self.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
-            return buffer.getvalue()
-
-    return Picture
-
-
 def figure(width: float, height: float) -> Figure:
     """An empty figure of `width` by `height` inches."""
-    return _picture()(figsize=(width, height), layout="constrained", facecolor="white")
+    return picture()(figsize=(width, height), dpi=110, layout="constrained", facecolor="white")
 
 
 def heatmaps(panels: Mapping[str, Tensor], rows: Sequence[str], columns: Sequence[str]) -> Figure:

@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import Trace
 from minivllm.teach.history import Frame, History
-from minivllm.teach.live import Pacer, Panel, at_the_end_of_cells
+from minivllm.teach.live import Pacer, at_the_end_of_cells
 from minivllm.teach.scene import Scene
-from minivllm.teach.svg import animation, svg
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from minivllm.teach.player import Page
+from minivllm.teach.stepped import Stepped
 
 
-class View:
+class View(Stepped):
     """source: an LLM or an Engine, to watch it live (a trace is started if none runs), or a Trace, to look back.
 
     decode: token ids to text, for what blocks hold; an LLM and an Engine bring their own. Close a view to take it off its engine.
@@ -35,7 +30,6 @@ class View:
         self.trace: Trace = trace
         self.history = History(trace)
         self.decode = decode or (self.engine.decode if self.engine else None)
-        self._panel: Panel | None = None
         self._pacer: Pacer | None = None
         self._end_cells: Callable[[], None] = lambda: None
         if self.engine is not None:
@@ -44,11 +38,11 @@ class View:
             self._end_cells = at_the_end_of_cells(self._after_cell)
 
     @property
-    def name(self) -> str:
-        """One line, the same in every run."""
-        return type(self).__name__
+    def source(self) -> Trace:
+        return self.trace
 
     def draw(self, frame: Frame) -> Scene:
+        """The picture of one frame. All that a kind of view must bring."""
         raise NotImplementedError
 
     @property
@@ -62,35 +56,6 @@ class View:
         """The picture after `step`, by default the last. Raises ValueError for a step that was not recorded."""
         self._follow()
         return self.draw(self.history.frame(step))
-
-    def svg(self, step: int | None = None) -> str:
-        return svg(self.scene(step))
-
-    def figure(self, step: int | None = None, steps: Iterable[int] | None = None, columns: int = 1) -> Figure:
-        """A matplotlib Figure of `step`, by default the last; or of several `steps`, in rows of `columns`."""
-        from minivllm.teach import figures
-
-        if step is not None and steps is not None:
-            raise ValueError(f"give step={step} or steps, not both")
-        return figures.figure([self.scene(number) for number in (steps if steps is not None else [step])], columns)
-
-    def html(self, steps: Iterable[int] | None = None, max_steps: int = 120) -> Page:
-        """A step player that needs no kernel and no network: a string that a notebook shows as what it is.
-
-        steps: by default all; of more than `max_steps` the last ones.
-        """
-        from minivllm.teach import player
-
-        return player.page([(number, self.scene(number)) for number in self._chosen(steps, max_steps)])
-
-    def animation(self, steps: Iterable[int] | None = None, seconds_per_step: float = 1.0) -> str:
-        """The text of an SVG file that shows these steps in a loop, without a script."""
-        return animation([self.scene(number) for number in self._chosen(steps, 60)], seconds_per_step)
-
-    def refresh(self) -> None:
-        """Draw what is shown again, if it is shown. The engine's pacer calls it while the engine runs."""
-        if self._panel is not None:
-            self._panel.refresh()
 
     def close(self) -> None:
         """Leave the engine alone. The view still shows what it has seen. Safe to call twice."""
@@ -123,15 +88,6 @@ class View:
         text = self.text(self.history.sequences[seq_id].token_ids[first:last + 1])
         return f"block {block}: {held}; {whose}" + (f"; text: {text[:80]}" if text else "")
 
-    def _chosen(self, steps: Iterable[int] | None, most: int) -> list[int]:
-        if steps is not None:
-            chosen = list(steps)
-            if not chosen:
-                raise ValueError("steps is empty: give at least one step, or leave it out for all")
-            return chosen
-        first, last = self.steps
-        return list(range(max(first, last - most + 1), last + 1))
-
     def _follow(self) -> None:
         """A trace started anew takes the old one's place."""
         if self._pacer is not None and (trace := self.engine.scheduler.trace) is not None and trace is not self.trace:
@@ -141,18 +97,6 @@ class View:
         if self._pacer is not None:
             self._pacer.catch_up()
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """The widget, where ipywidgets is there; else the newest step as it is now."""
-        try:
-            self._panel = self._panel or Panel(self)
-        except ImportError:
-            return {"text/plain": self.name, "text/html": self.svg()}
-        self._panel.refresh()
-        shown = {"version_major": 2, "version_minor": 0, "model_id": self._panel.root.model_id}
-        return {"text/plain": self.name, "application/vnd.jupyter.widget-view+json": shown}
-
-    def __repr__(self) -> str:
-        return self.name
 
 
 def _resolve(source: Any) -> tuple[Any, Engine | None, Trace]:

@@ -99,7 +99,8 @@ def outputs_are_fit_for_others(built: Built) -> Iterator[str]:
             yield f"a cell wrote to stderr: {first_line(cell)}"
         for output in cell.outputs:
             text = output_text(output)
-            path = MACHINE_PATH.search(text) or re.search(f"(?:{re.escape(str(built.series.folder.parent))}|{re.escape(sys.prefix)})\\S*", text)
+            here = f"(?:{re.escape(str(built.series.folder.parent))}|{re.escape(sys.prefix)})\\S*"
+            path = MACHINE_PATH.search(text) or re.search(here, text)
             if path:
                 yield f"an output names a path of one machine, {path.group()}: {first_line(cell)}"
 

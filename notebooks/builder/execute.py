@@ -41,8 +41,12 @@ def execute(nb: NotebookNode, folder: Path) -> None:
     except (CellTimeoutError, DeadKernelError) as error:
         raise Refused(str(error)) from None
     for cell in nb.cells:
-        if "raises-exception" in tags(cell) and not any(out.output_type == "error" for out in cell.outputs):
+        said = "raises-exception" in tags(cell)
+        errors = [output for output in cell.get("outputs", []) if output.output_type == "error"]
+        if said and not errors:
             raise Refused(f"a cell tagged raises-exception did not raise:\n{cell.source}")
+        if errors and not said:  # the cell went on, and what it shows could not be drawn
+            raise Refused(f"a cell failed that is not tagged raises-exception:\n{cell.source}\n{errors[0].ename}: {errors[0].evalue}")
     tidy(nb, folder.parent)
 
 

@@ -71,4 +71,5 @@ def moved(target: str, series: Series, suffix: str) -> str:
 def unshown_math(nb: NotebookNode) -> list[str]:
     """TeX between dollar signs: it is typeset by a script from the network, so that an offline page would show its source."""
     texts = [prose.CODE.sub("", text) for text in prose.markdown(nb)]
-    return [f"TeX does not show offline, write it in words or code: {match}" for text in texts for match in re.findall(r"\$\$?[^$\n]+\$\$?", text)]
+    found = [match for text in texts for match in re.findall(r"\$\$?[^$\n]+\$\$?", text)]
+    return [f"TeX does not show offline, write it in words or code: {match}" for match in found]

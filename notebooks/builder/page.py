@@ -15,6 +15,8 @@ from .series import Entry, Series
 from .stamp import BADGE
 
 LIVE = "Live view: it moves while the notebook runs, and is not part of this page."
+#: What a script that asks the network holds; the address of SVG's namespace is a name, and nobody asks for it.
+SCRIPT_FETCHES = re.compile(r"""https?:(?!//www\.w3\.org/)|["'`]//\w|\b(?:import|fetch|require)\s*\(|\bimport\s+[\w{*"']|XMLHttpRequest|WebSocket""")
 SHELL = """\
 <!DOCTYPE html>
 <html lang="en">
@@ -76,7 +78,8 @@ def for_a_page(nb: NotebookNode) -> NotebookNode:
 
 def collapsed(body: str) -> str:
     """The input of each solution cell inside <details>; nbconvert has marked the cells with their tags."""
-    pattern = re.compile(r'(<div class="[^"]*celltag_exercise-\d+-solution[^>]*>\s*)(<div class="input">.*?)(?=<div class="output_wrapper">)', re.DOTALL)
+    start = r'(<div class="[^"]*celltag_exercise-\d+-solution[^>]*>\s*)'
+    pattern = re.compile(start + r'(<div class="input">.*?)(?=<div class="output_wrapper">)', re.DOTALL)
     return pattern.sub(r"\1<details><summary>Solution</summary>\2</details>", body)
 
 
@@ -112,7 +115,7 @@ class _References(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.inside == "style":
             self.handle_style(data)
-        elif self.inside == "script" and re.search(r"https?:|//|import|fetch|XMLHttpRequest|require", data):
+        elif self.inside == "script" and SCRIPT_FETCHES.search(data):
             self.found.append(f"script: {data.strip()[:60]}")
 
     def handle_endtag(self, tag: str) -> None:

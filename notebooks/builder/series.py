@@ -77,5 +77,6 @@ class Series:
         known = {key: entry for entry in self.entries for key in (entry.number, entry.name, entry.slug)}
         unknown = [name for name in wanted if name not in known]
         if unknown:
-            raise ValueError(f"no notebook {', '.join(unknown)} in series.toml; there are {', '.join(entry.name for entry in self.entries)}")
+            there = ", ".join(entry.name for entry in self.entries)
+            raise ValueError(f"no notebook {', '.join(unknown)} in series.toml; there are {there}")
         return [known[name] for name in wanted]

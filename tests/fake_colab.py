@@ -1,0 +1,92 @@
+"""Colab as far as a script can tell: a virtual environment with Colab's ipywidgets and IPython, a stub `google.colab`,
+and the packages of the environment that runs the tests, seen through a .pth file. Also what runs the script and stands in for commands."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+try:
+    import tomllib
+except ImportError:  # Python 3.10
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "colab_setup.sh"
+FACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = FACTS["project"]
+REAL_IN_COLAB = (
+    ["ipywidgets==7.7.1", "ipython_genutils==0.2.0"],  # installed without their dependencies
+    ["ipython==7.34.0", "ipykernel==6.17.1", "traitlets==5.7.1"],
+)
+
+
+def environment(**extra: str) -> dict[str, str]:
+    dropped = ("PYTHONPATH", "PYTHONHOME", "MINIVLLM_PYTHON", "MINIVLLM_TORCH_INDEX", "VIRTUAL_ENV")
+    return {name: value for name, value in os.environ.items() if name not in dropped} | extra
+
+
+def run_script(*arguments: str, script: Path = SCRIPT, **extra: str) -> subprocess.CompletedProcess:
+    bash = shutil.which("bash")
+    return subprocess.run([bash, str(script), *arguments], env=environment(**extra), stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=900)
+
+
+def command(folder: Path, name: str, body: str) -> None:
+    """A stand-in for a command: a shell script in `folder`."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!{shutil.which('bash')}\n{body}\n")
+    (folder / name).chmod(0o755)
+
+
+class FakeColab:
+    """Colab as far as the script can tell: `python3` on PATH, google.colab in it, a stand-in nvidia-smi."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.python = folder / "env" / "bin" / "python3"
+        subprocess.run([sys.executable, "-m", "venv", str(folder / "env")], check=True, stdout=subprocess.DEVNULL)
+        self.site = Path(self.ask("import sysconfig; print(sysconfig.get_path('purelib'))"))
+        without_dependencies, with_dependencies = REAL_IN_COLAB
+        self.pip("install", *with_dependencies, "tqdm==4.65.0")  # this tqdm is older than the supported range
+        self.pip("install", "--no-deps", *without_dependencies)
+        (self.site / "google" / "colab").mkdir(parents=True)
+        (self.site / "google" / "colab" / "__init__.py").write_text("")
+        self.borrow_packages()
+
+    def borrow_packages(self) -> None:
+        """Links to the packages of the test environment, but for those that are here or have to be missing."""
+        here = {canonicalize_name(path.name.split("-")[0]) for path in self.site.iterdir()}
+        borrowed = self.folder / "borrowed"
+        borrowed.mkdir()
+        for path in Path(sysconfig.get_path("purelib")).iterdir():
+            name = canonicalize_name(path.name.split("-")[0])
+            left_out = name in here | {"gguf", "minivllm", "flash-attn", "google"} or name.startswith("--editable")
+            if not left_out and path.suffix not in (".pth", ".egg-link"):
+                (borrowed / path.name).symlink_to(path)
+        (self.site / "borrowed.pth").write_text(f"{borrowed}\n")
+
+    def ask(self, code: str) -> str:
+        return subprocess.run([str(self.python), "-c", code], cwd=self.folder, env=environment(), check=True,
+                              capture_output=True, text=True).stdout.strip()
+
+    def pip(self, *arguments: str) -> None:
+        done = subprocess.run([str(self.python), "-m", "pip", *arguments], cwd=self.folder, env=environment(),
+                              capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def versions(self) -> dict[str, str]:
+        code = ("import json; from importlib import metadata as m; "
+                "print(json.dumps({d.metadata['Name'].lower(): m.version(d.metadata['Name'])"
+                " for d in m.distributions()}))")
+        return json.loads(self.ask(code))
+
+    def set_up(self, nvidia_smi: str = "exit 9", **extra: str) -> subprocess.CompletedProcess:
+        command(self.folder / "bin", "nvidia-smi", nvidia_smi)
+        path = os.pathsep.join([str(self.python.parent), str(self.folder / "bin"), os.environ["PATH"]])
+        return run_script(PATH=path, TMPDIR=str(self.folder), **extra)
