@@ -1,5 +1,19 @@
-# %% [markdown]
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown] tags=["header"]
 # # 00 Tour
+#
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/00_tour.ipynb)
+#
+# The finished engine: text, chat, and the KV-cache blocks while three prompts run.
+#
+# Previous: none, this is the first · Next: [01 Naive attention](01_naive_attention.ipynb) · 20 minutes · runs on a CPU, on Colab's free T4 and on larger GPUs
 
 # %% [markdown]
 # **You will run** the finished engine that this series builds: generate text, look at its memory while it works, and chat with it.
@@ -9,8 +23,17 @@
 # **You need** nothing but a browser and some Python. Each later notebook takes one part of what you see here, builds it from nothing, and compares it with the finished one.
 
 # %% tags=["setup"]
-from minivllm.teach import notebook
+import importlib, subprocess
+from importlib.util import find_spec
 
+if find_spec("google") and find_spec("google.colab") and not find_spec("minivllm"):  # a fresh Colab
+    fetch = "test -d minivllm-source || git clone -q --depth 1 -b v0.1.0 https://github.com/OWNER/minivllm minivllm-source"
+    done = subprocess.run(f"({fetch}) && bash minivllm-source/colab_setup.sh", shell=True, capture_output=True, text=True)
+    print(done.stdout)
+    if done.returncode:
+        raise RuntimeError(f"minivllm could not be set up: {done.stderr.strip() or 'no reason given'}")
+    importlib.invalidate_caches()
+from minivllm.teach import notebook
 notebook.where()
 
 # %% [markdown]
@@ -58,6 +81,7 @@ print("same tokens:", [a["token_ids"] for a in one_by_one] == [b["token_ids"] fo
 alone_rate, together_rate = 64 / (between - begin), 64 / (end - between)
 print(f"one by one: {alone_rate:5.1f} tokens a second")
 print(f"together:   {together_rate:5.1f} tokens a second, {together_rate / alone_rate:.1f} times as many")
+
 
 # %% [markdown]
 # Why? To write one token the machine reads every weight of the model from memory once. For one sequence that is half a gigabyte of reading for one token. For eight
@@ -218,6 +242,7 @@ for question in notebook.questions(["What is the capital of France?", "And of It
     print()
     messages.append({"role": "assistant", "content": answer})
 
+
 # %% [markdown]
 # ## 10. Exercises
 #
@@ -242,12 +267,14 @@ from minivllm.teach import check
 
 check.blocks_needed(blocks_needed)
 
+
 # %% tags=["exercise-1-solution"]
 def blocks_needed_solution(num_tokens, block_size):
     return (num_tokens + block_size - 1) // block_size
 
 
 check.blocks_needed(blocks_needed_solution)
+
 
 # %% [markdown] tags=["exercise-2-statement"]
 # ### Exercise 2: bytes of one token (easy, 5 minutes)
@@ -264,6 +291,7 @@ def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, bytes_
 
 # %% tags=["exercise-2-check"]
 check.kv_bytes_per_token(kv_bytes_per_token)
+
 
 # %% tags=["exercise-2-solution"]
 def kv_bytes_per_token_solution(num_layers, num_kv_heads, head_dim, bytes_per_element):
@@ -316,7 +344,7 @@ check.break_it("boundary_off_by_one", prompt_tokens=4, max_tokens=3)
 # %% tags=["nbval-ignore-output"]
 from minivllm.teach import ladder
 
-ladder.show("00", tokens_per_second=together_rate, bytes_per_token=llm.runner.weight_bytes / len(prompts))
+ladder.show("00", tokens_per_second=together_rate, bytes_per_token=llm.runner.weight_bytes / 8)
 
 # %%
 llm.close()

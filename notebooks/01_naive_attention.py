@@ -1,5 +1,19 @@
-# %% [markdown]
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown] tags=["header"]
 # # 01 Naive attention
+#
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/01_naive_attention.ipynb)
+#
+# Attention without a cache, where every step computes the whole past again.
+#
+# Previous: [00 Tour](00_tour.ipynb) · Next: [02 KV cache](02_kv_cache.ipynb) · 40 minutes · runs on a CPU, on Colab's free T4 and on larger GPUs
 
 # %% [markdown]
 # **You will build** attention from three matrix products up to what a current model runs: several heads, grouped kv heads, a causal mask, rotary
@@ -11,8 +25,17 @@
 # **You need** matrix multiplication and a little torch. No earlier notebook.
 
 # %% tags=["setup"]
-from minivllm.teach import notebook
+import importlib, subprocess
+from importlib.util import find_spec
 
+if find_spec("google") and find_spec("google.colab") and not find_spec("minivllm"):  # a fresh Colab
+    fetch = "test -d minivllm-source || git clone -q --depth 1 -b v0.1.0 https://github.com/OWNER/minivllm minivllm-source"
+    done = subprocess.run(f"({fetch}) && bash minivllm-source/colab_setup.sh", shell=True, capture_output=True, text=True)
+    print(done.stdout)
+    if done.returncode:
+        raise RuntimeError(f"minivllm could not be set up: {done.stderr.strip() or 'no reason given'}")
+    importlib.invalidate_caches()
+from minivllm.teach import notebook
 notebook.where()
 
 # %%
@@ -69,6 +92,7 @@ weights = scores.masked_fill(~causal, -torch.inf).softmax(dim=-1)
 sketch.heatmaps({"scores = q kᵀ": scores, "causal: no look ahead": scores.masked_fill(~causal, torch.nan), "weights = softmax of a row": weights},
                 rows=["The", "cat", "sat"], columns=["The", "cat", "sat"])
 
+
 # %% [markdown]
 # Read the last row. "sat" has the query (2, 2). Its scores are 2 for "The", 2 for "cat" and 4 for itself. The softmax gives weights 0.11, 0.11
 # and 0.79, so "sat" receives mostly its own value. The first row has nothing to choose: "The" can only look at itself, with weight 1.
@@ -94,6 +118,7 @@ def attention_by_loops(q, k, v):  # one head: q, k, v [T, D] -> [T, D]
 
 attention_by_loops(q, k, v)
 
+
 # %% [markdown]
 # ## 4. Build it
 #
@@ -110,6 +135,7 @@ def attention_one_head(q, k, v):  # [T, D] -> [T, D]
 
 
 torch.allclose(attention_one_head(q, k, v), attention_by_loops(q, k, v))
+
 
 # %% [markdown]
 # ### Several heads, and fewer kv heads than query heads
@@ -134,6 +160,7 @@ def attention(q, k, v):  # q [T, H, D], k and v [T, K, D] -> [T, H, D]
 torch.manual_seed(0)
 q, k, v = torch.randn(7, H, D), torch.randn(7, K, D), torch.randn(7, K, D)
 attention(q, k, v).shape
+
 
 # %% [markdown]
 # ### Where am I? Rotary positions
@@ -163,6 +190,7 @@ def score(query_at, key_at):
 print(f"positions   5 and   3: {score(5, 3):.3f}")
 print(f"positions 105 and 103: {score(105, 103):.3f}")
 print(f"positions   5 and   4: {score(5, 4):.3f}")
+
 
 # %% [markdown]
 # ### A real layer
@@ -196,6 +224,7 @@ def forward(token_ids):  # a list of T ids -> logits [V] of the next token
 
 best = forward(sentence).topk(3)
 [(llm.tokenizer.decode([token]), round(logit, 2)) for logit, token in zip(best.values.tolist(), best.indices.tolist())]
+
 
 # %% [markdown]
 # ### Let it write
@@ -297,7 +326,7 @@ from minivllm.bench.limits import Machine
 machine = Machine.measure(llm.runner.device, llm.runner.dtype)
 lengths = [8, 16, 32, 64, 128]
 tokens = (sentence * 40)[:max(lengths)]
-measured = [notebook.median_seconds(lambda: forward(tokens[:n]), repeats=3) for n in lengths]
+measured = [notebook.median_seconds(lambda: forward(tokens[:n]), repeats=2) for n in lengths]
 predicted = [max(predicted_flops(n) / machine.matmul_flops, llm.runner.weight_bytes / machine.read_bandwidth) for n in lengths]
 for n, seconds, bound in zip(lengths, measured, predicted):
     print(f"{n:4} tokens: {1e3 * seconds:6.0f} ms measured, {1e3 * bound:6.0f} ms predicted")
@@ -306,10 +335,11 @@ for n, seconds, bound in zip(lengths, measured, predicted):
 sketch.lines(lengths, {"measured": [1e3 * s for s in measured], "predicted: FLOPs or bytes": [1e3 * s for s in predicted]},
              x="tokens in the sequence", y="milliseconds for one more token")
 
+
 # %% [markdown]
-# The curve starts flat: below a few tokens reading 0.5 GB of weights is the longer of the two, and computing one position or eight costs the same. Then it
-# rises in a straight line. The measured line lies above the predicted one: small matrices do not reach the speed of a large one, and our naive attention
-# writes its scores out and reads them again.
+# The predicted curve starts flat: for a few tokens reading 0.5 GB of weights is the longer of the two, and computing one position or eight costs the same. Then it
+# rises in a straight line. The measured line rises with the same slope, from a higher start: some 500 small operations a step have costs of their own, small
+# matrices do not reach the speed of a large one, and our naive attention writes its scores out and reads them again.
 #
 # ## 9. Exercises
 #
@@ -341,6 +371,7 @@ from minivllm.teach import check
 
 check.causal_mask(causal_mask)
 
+
 # %% tags=["exercise-1-solution"]
 def causal_mask_solution(num_queries, num_keys):
     positions = torch.arange(num_keys)
@@ -348,6 +379,7 @@ def causal_mask_solution(num_queries, num_keys):
 
 
 check.causal_mask(causal_mask_solution)
+
 
 # %% [markdown] tags=["exercise-2-statement"]
 # ### Exercise 2: grouped-query attention for fewer queries than keys (medium, 15 minutes)
@@ -367,6 +399,7 @@ def grouped_query_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -
 
 # %% tags=["exercise-2-check"]
 check.grouped_query_attention(grouped_query_attention)
+
 
 # %% tags=["exercise-2-solution"]
 def grouped_query_attention_solution(q, k, v):

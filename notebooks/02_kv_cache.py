@@ -1,5 +1,19 @@
-# %% [markdown]
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown] tags=["header"]
 # # 02 KV cache
+#
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/02_kv_cache.ipynb)
+#
+# One contiguous buffer of keys and values for each sequence, and how much of it is never used.
+#
+# Previous: [01 Naive attention](01_naive_attention.ipynb) · Next: 03 Slot-mapped cache write (planned) · 45 minutes · runs on a CPU, on Colab's free T4 and on larger GPUs
 
 # %% [markdown]
 # **You will build** the memory that notebook 01 lacked: a contiguous buffer of keys and values for each sequence. The model writes exactly the same tokens,
@@ -11,8 +25,17 @@
 # **You need** [01 Naive attention](01_naive_attention.ipynb), or an idea of queries, keys, values and the causal mask.
 
 # %% tags=["setup"]
-from minivllm.teach import notebook
+import importlib, subprocess
+from importlib.util import find_spec
 
+if find_spec("google") and find_spec("google.colab") and not find_spec("minivllm"):  # a fresh Colab
+    fetch = "test -d minivllm-source || git clone -q --depth 1 -b v0.1.0 https://github.com/OWNER/minivllm minivllm-source"
+    done = subprocess.run(f"({fetch}) && bash minivllm-source/colab_setup.sh", shell=True, capture_output=True, text=True)
+    print(done.stdout)
+    if done.returncode:
+        raise RuntimeError(f"minivllm could not be set up: {done.stderr.strip() or 'no reason given'}")
+    importlib.invalidate_caches()
+from minivllm.teach import notebook
 notebook.where()
 
 # %%
@@ -25,6 +48,7 @@ llm = LLM(notebook.model(), enforce_eager=True, block_size=256, num_kv_blocks=10
 model, config = llm.runner.model, llm.model_config
 H, K, D, L = config.num_heads, config.num_kv_heads, config.head_dim, config.num_layers
 sentence = llm.tokenizer.encode("The capital of France is")
+
 
 # %% [markdown]
 # ## 1. The problem, measured
@@ -114,6 +138,7 @@ print(f"K and V of one token: 2 x {L} layers x {K} kv heads x {D} numbers x {llm
 for n in (100, 1000):
     print(f"{n:5} tokens: {n * bytes_per_token / 1e6:5.1f} MB kept, {n * (n + 1) / 2 * bytes_per_token / 1e6:8.0f} MB copied by torch.cat")
 
+
 # %% [markdown]
 # ## 4. Build it: a buffer with a length
 #
@@ -136,6 +161,7 @@ class KVCache:
 
 cache = KVCache(capacity=256)
 print(tuple(cache.buffer.shape), f"{cache.buffer.nbytes:,} bytes reserved")
+
 
 # %% [markdown]
 # The forward pass takes only the **new** tokens. Their positions start where the cache ends; their keys and values go into the buffer; their queries read
@@ -166,6 +192,7 @@ def generate(token_ids, num_tokens, cache):
 ours = generate(sentence, 16, cache)
 print(llm.tokenizer.decode(ours))
 print(f"{len(ours)} tokens, {cache.length} of them in the cache: the last one was never fed back")
+
 
 # %% [markdown]
 # Keep that last line in mind. **A token's key and value are written in the step after the one that produced it.** The cache is always one token behind the text;
@@ -273,6 +300,7 @@ rows = json.loads(resources.files("minivllm.teach").joinpath("lengths.json").rea
 lengths = [row["prompt"] + row["answer"] for row in rows]
 print(f"{len(lengths)} requests; tokens with answer: shortest {min(lengths)}, median {statistics.median(lengths):.0f}, longest {max(lengths)}")
 
+
 # %% [markdown]
 # The engine does not know how long an answer will become. It can reserve for the worst case (here a context of 2,048 tokens), or for the prompt and the `max_tokens` of
 # the request (here 512), or, in blocks of 16, only as it goes. We count slots that hold a token, against slots that are reserved, at the moment when an answer is half
@@ -304,6 +332,7 @@ for reserve in ways.values():
     slots["reserved for later"].append(later)
     slots["reserved, never needed"].append(reserved - slots["used"][-1] - later)
 sketch.stacked(list(ways), slots, x="slots a request, half-way through its answer (mean of 64)")
+
 
 # %% [markdown]
 # Waste of "30 to 50%" is often quoted for contiguous buffers. That holds for mild cases. With the worst case reserved it is far worse, and it is worse for the reason
@@ -346,6 +375,7 @@ print(f"a request needs {need} slots; {free} are free, but not in a row")
 # %%
 sketch.strip(4000, taken, title=f"{free} slots are free, {need} in a row are wanted")
 
+
 # %% [markdown]
 # This is *external fragmentation*: memory is there and cannot be used. Moving the buffers together would mean copying gigabytes while everybody waits.
 #
@@ -374,6 +404,7 @@ from minivllm.teach import check
 
 check.append(append)
 
+
 # %% tags=["exercise-1-solution"]
 def append_solution(cache, length, k, v):
     end = length + len(k)
@@ -384,6 +415,7 @@ def append_solution(cache, length, k, v):
 
 
 check.append(append_solution)
+
 
 # %% [markdown]
 # **Optional: the real model with your `append`.** Each layer writes its keys and values through your function.
@@ -400,6 +432,7 @@ try:
 except NotImplementedError:
     print("not attempted yet")
 
+
 # %% [markdown] tags=["exercise-2-statement"]
 # ### Exercise 2: the wasted share (easy, 5 minutes)
 #
@@ -415,6 +448,7 @@ def wasted_share(lengths: list[int], max_model_len: int) -> float:
 
 # %% tags=["exercise-2-check"]
 check.wasted_share(wasted_share)
+
 
 # %% tags=["exercise-2-solution"]
 def wasted_share_solution(lengths, max_model_len):

@@ -11,15 +11,15 @@ _ENDS = {"stop": "it said its end token", "length": "it reached its length", "ab
 
 
 def caption(frame: Frame) -> list[str]:
-    """A sentence for each thing that happened, the rarest first; what was computed comes last."""
+    """A sentence for each thing that happened, in the order of a step: who gets which blocks, what is computed, what comes of it."""
     by_kind: dict[str, list[Event]] = {}
     for event in frame.events:
         by_kind.setdefault(event.kind, []).append(event)
     if not by_kind:
         return ["Nothing has run yet."]
-    told = [*_preemptions(frame, by_kind.get("preempt", [])), *_ends(frame, by_kind), *_admissions(frame, by_kind),
-            *_growth(frame, by_kind), *_evictions(frame), *_publications(frame, by_kind.get("publish", [])), *_arrivals(frame, by_kind),
-            _batch(frame, by_kind.get("compute", []))]
+    told = [*_preemptions(frame, by_kind.get("preempt", [])), *_admissions(frame, by_kind), *_growth(frame, by_kind), *_evictions(frame),
+            _batch(frame, by_kind.get("compute", [])), *_publications(frame, by_kind.get("publish", [])), *_ends(frame, by_kind),
+            *_arrivals(frame, by_kind)]
     return [sentence for sentence in told if sentence]
 
 
