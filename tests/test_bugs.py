@@ -267,6 +267,25 @@ def test_an_endless_loop_of_a_faulty_engine_is_told():
     assert "still running" in trial.ending
 
 
+@pytest.mark.parametrize("prompt_tokens, max_tokens, block_size, words", [
+    (8, 2, 4, "(position 8 needed block number 3, and the table had 2 blocks)"),
+    (4, 2, 4, "(position 4 needed block number 2, and the table had 1 block)"),
+    (6, 4, 4, "(position 8 needed block number 3, and the table had 2 blocks)"),
+    (3, 2, 1, "(position 3 needed block number 4, and the table had 3 blocks)"),
+])
+def test_the_boundary_fault_says_which_position_had_no_block(prompt_tokens, max_tokens, block_size, words):
+    text = attempt("boundary_off_by_one", prompt_tokens=prompt_tokens, max_tokens=max_tokens, block_size=block_size)
+    assert text.startswith("exposed: ") and text.endswith(words)
+
+
+def test_the_boundary_hint_makes_sense_where_only_the_prompt_is_asked_for():
+    assert attempt("boundary_off_by_one", prompt_tokens=None, max_tokens=2) == "not attempted yet"
+    text = attempt("boundary_off_by_one", prompt_tokens=5, max_tokens=2)
+    assert "positions 0 to 5 are computed" in text and "they fit into the 2 blocks of the prompt, which reach to position 7" in text
+    assert "when a token of the answer starts a new block: take another prompt length, or ask for more tokens" in text
+    assert "into the 1 block of the prompt, which reaches to position 3" in attempt("boundary_off_by_one", prompt_tokens=1, max_tokens=2)
+
+
 def test_a_fault_of_the_right_engine_is_not_hidden(monkeypatch):
     monkeypatch.setattr(Scheduler, "update", lambda self, plan, result: 1 / 0)
     with pytest.raises(RuntimeError, match="a fault of the package: it crashes: ZeroDivisionError"):

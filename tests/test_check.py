@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-import tiny_models
-from minivllm import LLM, SamplingParams
-from minivllm.teach import check, plug
+from minivllm.teach import check
 from minivllm.teach.compare import show
 from minivllm.teach.exercise import run
 from minivllm.teach.exercises import EXERCISES, attention, kv_cache
@@ -94,13 +92,13 @@ def append_in_one_index(cache, length, k, v):
     if length + len(k) > cache.size(1):
         raise ValueError
     cache[:, length:length + len(k)].copy_(torch.stack((k, v)))
-    return torch.tensor(length + len(k))
+    return np.int64(length + len(k))
 
 
 RIGHT = {
     "blocks_needed": [lambda n, s: math.ceil(n / s), lambda n, s: (n + s - 1) // s, lambda n, s: n // s + bool(n % s),
                       lambda n, s: np.int64(-(-n // s)),
-                      lambda n, s: torch.tensor(-(-n // s)), lambda n, s: len(range(0, n, s))],
+                      lambda n, s: len(range(0, n, s))],
     "kv_bytes_per_token": [lambda n, k, d, b: math.prod((2, n, k, d, b)), lambda *shape: 2 * int(np.prod(shape))],
     "causal_mask": [loop_mask, lambda q, k: torch.ones(q, k, dtype=torch.bool).tril(k - q), lambda q, k: np.tri(q, k, k - q, dtype=bool),
                     lambda q, k: tuple(map(tuple, loop_mask(q, k))), lambda q, k: ~torch.ones(q, k).triu(k - q + 1).bool(),
@@ -277,6 +275,69 @@ def test_a_refused_append_must_leave_the_cache_alone_and_raise_the_right_error()
     assert "raised AssertionError: full" in text and "want raise ValueError" in text
 
 
+def refuses(error):
+    def function(cache, length, k, v):
+        if length + len(k) > cache.shape[1]:
+            raise error("full")
+        return kv_cache.append(cache, length, k, v)
+    return function
+
+
+@pytest.mark.parametrize("error", [Exception, RuntimeError, IndexError, AssertionError])
+def test_the_wrong_kind_of_exception_is_named(error):
+    assert f"the exception must be ValueError, yours is {error.__name__}" in text_of("append", refuses(error))
+
+
+def test_a_refusal_that_is_no_listed_mistake_is_told():
+    def function(cache, length, k, v):
+        if len(k) > 1 or length > 7:
+            raise ValueError("full")
+        return kv_cache.append(cache, length, k, v)
+
+    assert "you refuse although it fits: the capacity is cache.shape[1]" in text_of("append", function)
+
+
+def test_a_refusal_elsewhere_is_the_learners_too():
+    def function(num_queries, num_keys):
+        assert num_queries == num_keys, "not square"
+        return attention.causal_mask(num_queries, num_keys)
+
+    assert "your own `raise` or `assert` stops this call" in text_of("causal_mask", function)
+
+
+def test_an_error_of_torchs_own_is_not_taken_for_the_learners():
+    function = lambda q, k: torch.zeros(2, 3) + torch.zeros(3, 2)
+    assert "your own `raise`" not in text_of("causal_mask", function)
+
+
+def test_a_missing_check_is_the_cause_of_an_odd_error():
+    def function(cache, length, k, v):
+        for half, new in enumerate((k, v)):
+            for token in range(len(new)):
+                cache[half, length + token] = new[token]
+        return length + len(k)
+
+    text = text_of("append", function)
+    assert "check 4 of 7" in text and "must be refused with ValueError before anything is written" in text
+
+
+def test_an_append_that_fails_for_another_reason_is_not_taken_for_torch_cat():
+    def function(cache, length, k, v):
+        cache[:, length:length + len(k)] = torch.zeros(7, 7)
+        return length + len(k)
+
+    assert "torch.cat" not in text_of("append", function)
+
+
+def test_append_returns_an_int_and_not_a_tensor():
+    function = lambda cache, length, k, v: torch.tensor(kv_cache.append(cache, length, k, v))
+    assert "returns a tensor where a plain int is wanted" in text_of("append", function)
+
+
+def test_one_dimension_is_singular():
+    assert "1 dimension instead of 2" in text_of("causal_mask", lambda q, k: torch.ones(k).bool())
+
+
 def test_names_that_do_not_exist_are_told():
     with pytest.raises(AttributeError, match="no checker called 'casual_mask'; there are"):
         check.casual_mask
@@ -289,88 +350,3 @@ def test_a_case_survives_what_a_function_does_to_its_arguments():
     before = case.args["cache"].clone()
     run(lambda cache, *args: cache.fill_(9), case)
     assert torch.equal(case.args["cache"], before)
-
-
-# --- the learner's function in the real model -------------------------------------------------------------------------------------
-
-PROMPT = [5, 17, 40, 8, 33, 62, 11]
-
-
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
-def tiny(request, tmp_path_factory):
-    directory = tmp_path_factory.mktemp(request.param)
-    tiny_models.save(request.param, directory)
-    with pytest.warns(UserWarning, match="max_model_len"):
-        llm = LLM(directory, num_kv_blocks=8, block_size=4, max_num_batched_tokens=5, max_num_seqs=2, device="cpu")
-    yield llm
-    llm.close()
-
-
-def answer(llm):
-    return llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), use_tqdm=False)[0]["token_ids"]
-
-
-def test_a_right_function_gives_the_same_tokens(tiny, capsys):
-    plug.attention(attention._attend, tiny, PROMPT, max_tokens=8)
-    plug.kv_append(append_in_one_index, tiny, PROMPT, max_tokens=8)
-    assert capsys.readouterr().out.count("same tokens (") == 2
-
-
-@pytest.mark.parametrize("wrong", [attention._wrong(mask=None), attention._wrong(spread=lambda x, groups: x.repeat(1, groups, 1)),
-                                   attention._wrong(mask=lambda q, k: torch.ones(q, k).bool().tril())])
-def test_a_wrong_function_gives_other_tokens_and_the_first_is_named(tiny, capsys, wrong):
-    plug.attention(wrong, tiny, PROMPT, max_tokens=8)
-    assert "first difference: token " in capsys.readouterr().out
-
-
-def test_the_llm_is_left_as_it_was(tiny):
-    before = answer(tiny)
-    pool, backend, stats = tiny.runner.pool, tiny.runner.backend, repr(tiny.stats)
-    cache, published = pool.cache.clone(), dict(tiny.engine.blocks.cached_blocks)
-    for function in (attention._attend, lambda q, k, v: q * 0, stub, lambda q, k, v: 1 / 0, lambda q, k, v: q * math.nan):
-        plug.attention(function, tiny, PROMPT, max_tokens=8)
-    assert tiny.runner.pool is pool and tiny.runner.backend is backend and torch.equal(pool.cache, cache)
-    assert repr(tiny.stats) == stats and dict(tiny.engine.blocks.cached_blocks) == published
-    assert answer(tiny) == before
-
-
-@pytest.mark.parametrize("function, words", [
-    (stub, "not attempted yet"), (lambda *args: None, "not attempted yet"), (..., "not attempted yet"),
-    (lambda q, k, v: 1 / 0, "your function raised ZeroDivisionError: division by zero (it was given q ["),
-    (lambda q, k, v: q[0], "the model needs torch.float32 ["), (lambda q, k, v: 3, "returned a int, the model needs a tensor"),
-    (lambda q, k, v: q * math.nan, "is not finite"),
-])
-def test_what_a_function_does_wrong_is_one_line(tiny, capsys, function, words):
-    plug.attention(function, tiny, PROMPT, max_tokens=8)
-    out = capsys.readouterr().out
-    assert words in out and out.count("\n") == 1
-
-
-@pytest.mark.parametrize("function, words", [(stub, "not attempted yet"),
-                                             (lambda cache, length, k, v: length, "the model needs the new length"),
-                                             (kv_cache._new_tensor, "first difference"), (kv_cache._at_length_minus_1, "first difference")])
-def test_a_wrong_append_is_told(tiny, capsys, function, words):
-    plug.kv_append(function, tiny, PROMPT, max_tokens=8)
-    assert words in capsys.readouterr().out
-
-
-def test_run_with_attention_returns_tokens_and_raises(tiny):
-    assert plug.run_with_attention(tiny, attention._attend, PROMPT, 8) == answer(tiny)[:8]
-    with pytest.raises(NotImplementedError):
-        plug.run_with_attention(tiny, stub, PROMPT, 8)
-    with pytest.raises(plug.PlugError, match="your function raised IndexError"):
-        plug.run_with_attention(tiny, lambda q, k, v: q[99], PROMPT, 8)
-
-
-@pytest.mark.slow
-def test_the_embedded_model_speaks_through_the_learners_functions(embedded, capsys):
-    plug.attention(attention._attend, embedded, "The capital of France is", max_tokens=6)
-    plug.kv_append(append_in_one_index, embedded, "The capital of France is", max_tokens=6)
-    out = capsys.readouterr().out
-    assert out.count("Paris") == 4 and out.count("same tokens (6)") == 2
-
-
-@pytest.mark.slow
-def test_a_model_may_be_given_by_name(capsys):
-    plug.attention(attention._attend, "smollm2", "The capital of France is", max_tokens=2)
-    assert "same tokens (2)" in capsys.readouterr().out

@@ -5,6 +5,7 @@ Each class replaces one or two methods of the real BlockManager. Knows no schedu
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from minivllm.engine.block_manager import BlockManager
@@ -98,7 +99,13 @@ def _compare_boundary(fault: Fault, prompt_tokens: Any, max_tokens: Any, block_s
     size = require_int("block_size", block_size, 1, 64)
     length, answer = require_int("prompt_tokens", prompt_tokens, 1, 256), require_int("max_tokens", max_tokens, 1, 256)
     setup = Setup([[(list(range(1, length + 1)), answer)]], -(-(length + answer) // size) + 1, size, 1)
-    return compare_setups(fault, setup)
+    found = compare_setups(fault, setup)
+    position = -(-length // size) * size  # the first that the prompt's blocks do not hold
+    if found.exposed and "IndexError" in found.faulty:
+        have = position // size
+        table = f"{have} block{'s' if have > 1 else ''}"
+        return replace(found, faulty=f"{found.faulty} (position {position} needed block number {have + 1}, and the table had {table})")
+    return found
 
 
 def _boundary_hint(setup: Setup, right: Trial) -> str:
@@ -106,9 +113,11 @@ def _boundary_hint(setup: Setup, right: Trial) -> str:
     if max_tokens == 1:
         return "the only new token comes out of the prompt's own step: nothing is written behind the prompt. Ask for more tokens"
     last = len(prompt) + max_tokens - 2  # the answer's last token is never computed
-    boundary = -(-len(prompt) // size) * size
-    return (f"positions 0 to {last} are computed (the last token of an answer never is), and the prompt's last block reaches to position "
-            f"{boundary - 1}: an answer must go on past it")
+    blocks = -(-len(prompt) // size)
+    have = f"{blocks} block{'s' if blocks > 1 else ''}"
+    return (f"positions 0 to {last} are computed (the last token of an answer never is), and they fit into the {have} of the prompt, "
+            f"which reach{'' if blocks > 1 else 'es'} to position {blocks * size - 1}. The fault shows when a token of the answer starts a "
+            "new block: take another prompt length, or ask for more tokens")
 
 
 FAULTS = [

@@ -61,6 +61,8 @@ def same(a: Any, b: Any) -> bool:
 
 def number_problem(got: Any, want: Any) -> str | None:
     """What is wrong with a returned number, or None. An int may not come as a float, though the value be right."""
+    if isinstance(want, int) and isinstance(got, Tensor):
+        return "your function returns a tensor where a plain int is wanted: convert with int(), or count with .shape and len()"
     got = as_number(got)
     if isinstance(got, bool) or not isinstance(got, (int, float)):
         return f"your function returns {_a(got)} where a number is wanted"
@@ -98,7 +100,7 @@ def _shape_problem(got: Tensor, want: Tensor, letters: str) -> str:
     message = f"the shape is {list(got.shape)}, wanted is {list(want.shape)}, that is [{letters}]"
     names = letters.split(", ")
     if got.dim() != want.dim():
-        return f"{message}: {got.dim()} dimensions instead of {want.dim()}"
+        return f"{message}: {got.dim()} dimension{'' if got.dim() == 1 else 's'} instead of {want.dim()}"
     for i, j in itertools.combinations(range(want.dim()), 2):
         if got.transpose(i, j).shape == want.shape:
             return f"{message}: {names[i]} and {names[j]} look transposed"

@@ -12,6 +12,7 @@ from typing import Any
 
 from minivllm.teach.compare import as_tensor, number_problem, same, show, tensor_problem
 from minivllm.teach.exercise import Case, Exercise, Outcome, one_line, run
+from minivllm.teach.stub import NOT_ATTEMPTED, is_stub, not_attempted, returned_none
 
 _WIDTH = 110
 _MOST_LINES = 13
@@ -33,20 +34,38 @@ class Result:
 def diagnose(exercise: Exercise, function: Any) -> Result:
     """Check a learner's `function`. A stub (`...`, None, or one that raises NotImplementedError) counts as not attempted."""
     if function is None or function is ...:
-        return Result("not attempted", "not attempted yet")
+        return Result("not attempted", NOT_ATTEMPTED)
     if not callable(function):
         text = f"give the function itself, not its result: check.{exercise.name}({exercise.name}); this is a {type(function).__name__}"
         return Result("failed", text, cause=text)
     outcomes = [run(function, case) for case in exercise.cases]
-    if all(_untouched(case, got) for case, got in zip(exercise.cases, outcomes)):
-        return Result("not attempted", "not attempted yet")
+    silent = all(_untouched(case, got) for case, got in zip(exercise.cases, outcomes))
+    if silent and (is_stub(function) or all(got.raised for got in outcomes)):
+        return Result("not attempted", not_attempted(function))
     wanted = [run(exercise.reference, case) for case in exercise.cases]
     for index, (case, got, want) in enumerate(zip(exercise.cases, outcomes, wanted)):
         problem = find_problem(exercise, case, got, want)
         if problem:
-            cause = _signature_problem(exercise, function) or _known_mistake(exercise, outcomes, index) or _general(problem, got)
+            cause = _cause(exercise, function, outcomes, index, want) or _general(problem, got)
             return Result("failed", _report(exercise, index, got, want, cause), index + 1, cause)
     return Result("passed", f"{len(exercise.cases)} checks passed")
+
+
+def _cause(exercise: Exercise, function: Any, outcomes: list[Outcome], index: int, want: Outcome) -> str:
+    """What the learner's errors on purpose, the list of mistakes and a missing value tell; empty where they tell nothing."""
+    got = outcomes[index]
+    cause = _signature_problem(exercise, function)
+    if not cause and got.raised is None and got.value is None:
+        cause = returned_none(function)
+    if not cause and want.raised is not None and got.on_purpose and not isinstance(got.raised, type(want.raised)):
+        cause = f"the exception must be {type(want.raised).__name__}, yours is {type(got.raised).__name__}"
+    cause = cause or _known_mistake(exercise, outcomes, index)
+    if not cause and want.raised is None and got.on_purpose and not isinstance(got.raised, NotImplementedError):
+        cause = exercise.refusal
+    if not cause and want.raised is not None and got.raised is not None and not isinstance(got.raised, (type(want.raised), NameError)):
+        cause = (f"this call must be refused with {type(want.raised).__name__} before anything is written: the check is missing or comes "
+                 f"too late, and the {type(got.raised).__name__} follows from that")
+    return cause
 
 
 def find_problem(exercise: Exercise, case: Case, got: Outcome, want: Outcome) -> str | None:
@@ -99,8 +118,10 @@ def _signature_problem(exercise: Exercise, function: Any) -> str:
     return ""
 
 
-def _alike(exercise: Exercise, a: Outcome, b: Outcome) -> bool:
+def _alike(a: Outcome, b: Outcome, same_text: bool) -> bool:
     if a.raised is not None or b.raised is not None:
+        if same_text and not a.on_purpose and str(a.raised) != str(b.raised):
+            return False
         return type(a.raised) is type(b.raised) and all(same(a.after[name], b.after[name]) for name in a.after)
     values = same(_neutral(a.value), _neutral(b.value))
     return values and all(same(a.after[name], b.after[name]) for name in a.after)
@@ -118,8 +139,8 @@ def _known_mistake(exercise: Exercise, outcomes: list[Outcome], index: int) -> s
     """
     best, hint = len(outcomes) // 2, ""
     for mistake in exercise.mistakes:
-        results = [_alike(exercise, got, run(mistake.function, case)) for got, case in zip(outcomes, exercise.cases)]
-        if results[index] and sum(results) > best:
+        results = [_alike(got, run(mistake.function, case), mistake.same_text) for got, case in zip(outcomes, exercise.cases)]
+        if results[index] and sum(results) > best and (all(results) or not mistake.everywhere):
             best, hint = sum(results), mistake.hint
     return hint
 
@@ -130,7 +151,7 @@ def _general(problem: str, got: Outcome) -> str:
     advice = {
         IndexError: "an index runs past the end: print the shape of what is indexed, and count from 0",
         ZeroDivisionError: "something is divided by zero: look at which argument is 0 or 1 here",
-        NotImplementedError: "this case still reaches the stub's `raise NotImplementedError`: take that line out",
+        NotImplementedError: "this case still reaches the stub's `raise NotImplementedError`: delete it",
         NameError: "a name is not defined: is it misspelt, or was the cell that imports or defines it not run?",
         AttributeError: "this kind of object has no such attribute: print its type()",
         TypeError: "an operation got a type that it cannot work with: print type() of each argument",

@@ -6,6 +6,7 @@ Owns how a function is run on a case so that nothing it does can reach the next 
 from __future__ import annotations
 
 import copy
+import dis
 import inspect
 import linecache
 import re
@@ -25,10 +26,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A wrong answer that people give. A learner's function that gives the same results gets `hint` as the likely cause."""
+    """A wrong answer that people give. A learner's function that gives the same results gets `hint` as the likely cause.
+
+    same_text: an error of the same type is not enough to be alike, its text must agree too. everywhere: most cases are not enough.
+    """
 
     function: Callable
     hint: str
+    same_text: bool = False
+    everywhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Exercise:
     """`changes`: arguments that the function is meant to change in place. `reference` decides what is right.
 
     kind: what it returns: "int", "float" or "tensor". shape: the letters of a returned tensor's dimensions.
+    refusal: the hint for a function that raises on purpose where it must not.
     """
 
     name: str
@@ -45,6 +52,7 @@ class Exercise:
     kind: str
     shape: str = ""
     changes: tuple[str, ...] = ()
+    refusal: str = "your own `raise` or `assert` stops this call, which is a valid one: look at its condition"
 
     @property
     def signature(self) -> str:
@@ -53,11 +61,15 @@ class Exercise:
 
 @dataclass
 class Outcome:
-    """What one call did: the value it returned or what it raised (with the place), and the arguments as it left them."""
+    """What one call did: the value it returned or what it raised (with the place), and the arguments as it left them.
+
+    on_purpose: a `raise` or `assert` of the function's own raised it.
+    """
 
     value: Any = None
     raised: Exception | None = None
     where: str = ""
+    on_purpose: bool = False
     after: dict[str, Any] = field(default_factory=dict)
 
 
@@ -67,7 +79,7 @@ def run(function: Callable, case: Case) -> Outcome:
     try:
         return Outcome(value=function(*args.values()), after=args)
     except Exception as error:
-        return Outcome(raised=error, where=_where(function, error), after=args)
+        return Outcome(raised=error, where=_where(function, error), on_purpose=_on_purpose(function, error), after=args)
 
 
 def one_line(error: Exception, limit: int = 160) -> str:
@@ -76,6 +88,17 @@ def one_line(error: Exception, limit: int = 160) -> str:
     text = re.sub(r"\b0x[0-9a-fA-F]+", "...", text)  # an address differs from run to run
     text = text if len(text) <= limit else text[:limit - 3] + "..."
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _on_purpose(function: Callable, error: Exception) -> bool:
+    """Whether a raise or assert statement in the learner's code raised, and not an operation in it or below it."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if code is None or trace is None or trace.tb_frame.f_code.co_filename != code.co_filename:
+        return False
+    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def _where(function: Callable, error: Exception) -> str:

@@ -23,6 +23,7 @@ from minivllm.prompts import Prompt
 from minivllm.sampling_params import SamplingParams
 from minivllm.teach.exercise import one_line
 from minivllm.teach.exercises.attention import grouped_query_attention
+from minivllm.teach.stub import is_stub, not_attempted, returned_none
 from minivllm.worker.kv_cache import KVCachePool
 
 AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -89,7 +90,7 @@ class PluggedCache(TorchSDPABackend):
 
 
 def _call(function: Callable, given: str, *args: Any) -> Any:
-    """The learner's function. What it raises becomes one line; an answer of None is a stub's.
+    """The learner's function. What it raises becomes one line, and so does None, unless it is a stub's.
 
     Tensors that it makes (a mask, say) land on the model's device: a beginner's code names none.
     """
@@ -100,8 +101,10 @@ def _call(function: Callable, given: str, *args: Any) -> Any:
         raise
     except Exception as error:
         raise PlugError(f"your function raised {one_line(error)} {given}") from None
-    if out is None or out is ...:
+    if (out is None or out is ...) and is_stub(function):
         raise NotImplementedError
+    if out is None:
+        raise PlugError(f"{returned_none(function)} {given}")
     return out
 
 
@@ -147,7 +150,7 @@ def _run_both(backend: type, fn: Any, llm: LLM | str, prompt: Prompt, max_tokens
             yours = _tokens(opened, plugged, prompt, max_tokens)
             print(_compared(opened, yours, _tokens(opened, None, prompt, max_tokens)))
     except NotImplementedError:
-        print("not attempted yet")
+        print(not_attempted(fn))
     except PlugError as error:
         print(error)
 

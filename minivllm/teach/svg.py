@@ -91,11 +91,16 @@ def definitions(name: str) -> str:
     return f"<defs>{''.join(parts)}</defs>"
 
 
+_MARGIN = 14  # of a file, around the scene
+
+
 def opening(scene: Scene, name: str, file: bool = False) -> str:
     """The svg element's beginning. file: it will be a document of its own, which needs to say what it is."""
     namespace = ' xmlns="http:' + '//www.w3.org/2000/svg"' if file else ""
-    width, height = _number(scene.width), _number(scene.height)
-    return (f'<svg{namespace} id="{name}" role="img" aria-label="{clean(scene.alt)}" viewBox="0 0 {width} {height}" width="{width}" '
+    margin = _MARGIN if file else 0
+    width, height = _number(scene.width + 2 * margin), _number(scene.height + 2 * margin)
+    corner = f"{-margin} {-margin}"
+    return (f'<svg{namespace} id="{name}" role="img" aria-label="{clean(scene.alt)}" viewBox="{corner} {width} {height}" width="{width}" '
             f'style="max-width:100%;height:auto;background:transparent">')
 
 
@@ -137,10 +142,13 @@ def content_name(text: str) -> str:
 
 
 def animation(scenes: Sequence[Scene], seconds_per_step: float = 1.0) -> str:
-    """The scenes one after the other, for ever, as an SVG file without a script. Who asked for less motion sees the last one."""
+    """The scenes one after the other, for ever, as an SVG file without a script. Who asked for less motion sees the last one.
+
+    It brings its own paper: a page's colours and the reader's preference, which is all that an image file can ask for, may differ.
+    """
     frames = [items_of(scene, tips=False) for scene in scenes]
     name, share = content_name("".join(map("".join, frames))), 100 / len(frames)
-    motion = (f"#{name}{{--page:#1f2328}}@media (prefers-color-scheme:dark){{#{name}{{--page:#e6edf3}}}}"
+    motion = (f"#{name}{{--page:#1f2328;--paper:#fff}}@media (prefers-color-scheme:dark){{#{name}{{--page:#e6edf3;--paper:#0d1117}}}}"
               f"#{name} .f{{visibility:hidden;animation:{name} {seconds_per_step * len(frames):g}s infinite step-end}}"
               f"@keyframes {name}{{0%{{visibility:visible}}{share:.4f}%,100%{{visibility:hidden}}}}"
               f"@media (prefers-reduced-motion:reduce){{#{name} .f{{animation:none}}#{name} .z{{visibility:visible}}}}")
@@ -150,6 +158,7 @@ def animation(scenes: Sequence[Scene], seconds_per_step: float = 1.0) -> str:
     changing = _timed([[item for item in frame if item not in common] for frame in texts], seconds_per_step)
     whole = Scene(max(s.width for s in scenes), max(s.height for s in scenes), alt=" Then: ".join(scene.alt for scene in scenes))
     return (f"{opening(whole, name, file=True)}<style>{style('#' + name, name, 'var(--page)')}{motion}</style>{definitions(name)}"
+            f'<rect x="-{_MARGIN}" y="-{_MARGIN}" width="{whole.width + 2 * _MARGIN:g}" height="{whole.height + 2 * _MARGIN:g}" rx="8" style="fill:var(--paper)"/>'
             f"{paths}{''.join(item for item in dict.fromkeys(texts[0]) if item in common)}{changing}</svg>\n")
 
 

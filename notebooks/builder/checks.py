@@ -20,6 +20,7 @@ from .stamp import header_text, setup_text
 CODE_CELLS = (20, 35)
 MEDIAN_LINES = 8
 LONGEST_CELL = 40
+LONGEST_LINE = 112  # of code: what Colab and GitHub show without a scroll bar
 WORDS = (1200, 2500)
 MACHINE_PATH = re.compile(r"(?<![\w.:/~-])(?:/(?:work|farm|home|root|tmp|Users|content|opt|var|mnt|usr)/\S+|[A-Za-z]:\\\S+)")
 
@@ -114,6 +115,9 @@ def lengths_are_within_budget(built: Built) -> Iterator[str]:
     for cell, length in zip(built.code, lengths):
         if length > LONGEST_CELL:
             yield f"a code cell of {length} lines, the limit is {LONGEST_CELL}: {first_line(cell)}"
+        for line in cell.source.splitlines():
+            if len(line) > LONGEST_LINE:
+                yield f"a line of code of {len(line)} characters, the limit is {LONGEST_LINE}: {line.strip()[:60]}"
     words = prose.words(built.nb)
     if not WORDS[0] <= words <= WORDS[1]:
         yield f"{words} words of prose; {WORDS[0]} to {WORDS[1]} are wanted"

@@ -18,19 +18,20 @@ BADGE = f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]"
 HEADER = """\
 # {heading}
 
-{badge}({colab}/github/{repository}/blob/{tag}/notebooks/{name}.ipynb)
+{badge}({address})
 
 {topic}
 
-Previous: {before} · Next: {after} · {minutes} minutes · runs {runs}"""
+Previous: {before} · Next: {after} · {minutes} minutes with the exercises · runs {runs}"""
 
 SETUP = """\
 import importlib, subprocess
 from importlib.util import find_spec
 
 if find_spec("google") and find_spec("google.colab") and not find_spec("minivllm"):  # a fresh Colab
-    fetch = "test -d minivllm-source || git clone -q --depth 1 -b {tag} {github}/{repository} minivllm-source"
-    done = subprocess.run(f"({{fetch}}) && bash minivllm-source/colab_setup.sh", shell=True, capture_output=True, text=True)
+    clone = "git clone -q --depth 1 -b {tag} {github}/{repository} minivllm-source"
+    command = f"(test -d minivllm-source || {{clone}}) && bash minivllm-source/colab_setup.sh"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
     print(done.stdout)
     if done.returncode:
         raise RuntimeError(f"minivllm could not be set up: {{done.stderr.strip() or 'no reason given'}}")
@@ -39,17 +40,23 @@ from minivllm.teach import notebook
 notebook.where()"""
 
 
-def link(entry: Entry | None, none: str) -> str:
-    """A relative link where the notebook is there, its name where it is still planned."""
+def link(series: Series, entry: Entry | None, none: str) -> str:
+    """Links where the notebook is there, its name where it is still planned. Colab cannot follow a relative one."""
     if entry is None:
         return none
-    return f"[{entry.heading}]({entry.name}.ipynb)" if entry.ready else f"{entry.heading} (planned)"
+    if not entry.ready:
+        return f"{entry.heading} (planned)"
+    return f"[{entry.heading}]({entry.name}.ipynb) ([in Colab]({colab_address(series, entry)}))"
+
+
+def colab_address(series: Series, entry: Entry) -> str:
+    return f"{COLAB}/github/{series.repository}/blob/{series.tag}/notebooks/{entry.name}.ipynb"
 
 
 def header_text(series: Series, entry: Entry) -> str:
     before, after = series.neighbours(entry)
-    return HEADER.format(heading=entry.heading, badge=BADGE, colab=COLAB, repository=series.repository, tag=series.tag, name=entry.name,
-                         topic=entry.topic, before=link(before, "none, this is the first"), after=link(after, "none, this is the last"),
+    return HEADER.format(heading=entry.heading, badge=BADGE, address=colab_address(series, entry), topic=entry.topic,
+                         before=link(series, before, "none, this is the first"), after=link(series, after, "none, this is the last"),
                          minutes=entry.minutes, runs=series.runs)
 
 

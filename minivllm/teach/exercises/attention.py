@@ -48,6 +48,9 @@ CAUSAL_MASK = Exercise("causal_mask", [
     Mistake(lambda q, k: _ones(q, k).triu(k - q), "this lets a query read itself and the future: it must be itself and the past (tril, or "
             "key <= query)"),
     Mistake(lambda q, k: causal_mask(q, k).T, "rows and columns are transposed: a row for each query, a column for each key, [Tq, Tk]"),
+    Mistake(lambda q, k: causal_mask(q, k).flip(0), "the rows are upside down: row 0 is the first of the queries, which may read the "
+            "fewest keys"),
+    Mistake(lambda q, k: causal_mask(q, k).flip(1), "left and right are swapped: column 0 is position 0, which every query may read"),
     Mistake(_minus_infinity, "this is a mask to add to the scores (0 and -inf): wanted is a bool mask, True where a query may read"),
     Mistake(lambda q, k: _ones(q, k), "every query may read every key here, the future too: query i may read up to its own position only"),
     Mistake(lambda q, k: _ones(q, k).tril(k - q + 1), "every query may read one key too many, the next token's: it may read up to its own "
@@ -84,6 +87,17 @@ def _mask_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = torch.einsum("qhd,khd->hqk", q.float(), _interleave(k, groups).float()) * q.shape[-1] ** -0.5
     weights = scores.softmax(-1) * causal_mask(q.shape[0], k.shape[0])
     return torch.einsum("hqk,khd->qhd", weights, _interleave(v, groups).float()).to(q.dtype)
+
+
+def _spread_differently(for_k: Callable, for_v: Callable) -> Callable:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        groups = q.shape[1] // k.shape[1]
+        return _attend(q, for_k(k, groups), for_v(v, groups))
+    return function
+
+
+def _in_turn(x: Tensor, groups: int) -> Tensor:
+    return x.repeat(1, groups, 1)
 
 
 def _zeros_for_infinity(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -135,7 +149,13 @@ GROUPED_QUERY_ATTENTION = Exercise("grouped_query_attention", [
                                     "dimension"),
     Mistake(_wrong(softmax_dim=0), "the softmax runs over the heads: each query's weights over the keys must sum to 1, so take the key "
                                    "dimension"),
-    Mistake(_wrong(spread=lambda x, groups: x.repeat(1, groups, 1)), "the kv heads are repeated in turn (k.repeat: head h reads h % K). "
+    Mistake(_wrong(scale=lambda q: q.shape[1] ** -0.5), "the scores are divided by sqrt(H), the number of heads: divide by sqrt(D), the "
+            "length of one head's vector (after a transpose, D is the last dimension still)"),
+    Mistake(_spread_differently(_interleave, _in_turn), "k is repeated with repeat_interleave and v with repeat, so keys and values of "
+            "different heads meet: repeat_interleave both"),
+    Mistake(_spread_differently(_in_turn, _interleave), "v is repeated with repeat_interleave and k with repeat, so keys and values of "
+            "different heads meet: repeat_interleave both"),
+    Mistake(_wrong(spread=_in_turn), "the kv heads are repeated in turn (k.repeat: head h reads h % K). "
             "Query head h reads kv head h // (H // K), so neighbours share one: use repeat_interleave"),
     Mistake(_wrong(mask=None), "the mask is missing: a query reads keys of later positions"),
     Mistake(_mask_after, "the mask comes after the softmax, so the weights that are left do not sum to 1: put -inf into the scores before "
@@ -145,9 +165,16 @@ GROUPED_QUERY_ATTENTION = Exercise("grouped_query_attention", [
             "the Tk positions, so query i is position Tk - Tq + i"),
     Mistake(_wrong(mask=lambda q, k: _ones(q, k).tril(k - q - 1)), "a query must read its own position too; the first one of a prompt "
             "else has nothing to read, and a softmax over nothing is NaN"),
+    Mistake(_wrong(mask=lambda q, k: ~causal_mask(q, k)), "the mask is inverted: each query attends to the future only, and the last one "
+            "to nothing, whose softmax is NaN. Put -inf where key > query, and keep what is behind"),
+    Mistake(_wrong(mask=lambda q, k: _ones(q, k).triu(k - q)), "the mask's triangle is the upper one: each query attends to itself and the "
+            "future, it must be itself and the past"),
+    Mistake(lambda q, k, v: _attend(q, v, k), "k and v are swapped: the scores are q times k, and the weights mix v"),
+    Mistake(lambda q, k, v: grouped_query_attention(q, k, v).transpose(0, 1).reshape(q.shape), "the result [H, Tq, D] is brought to [Tq, "
+            "H, D] by reshape or view, which only cuts the numbers anew and mixes heads and tokens: use transpose(0, 1)"),
     Mistake(lambda q, k, v: _attend(q, k, k), "the weights are multiplied with k: they must mix the values v"),
     Mistake(_no_grouping, "k and v have K heads and q has H: let each kv head serve H // K query heads, such as with repeat_interleave "
-                          "over dim 1"),
+                          "over the dimension of the heads"),
     Mistake(_heads_in_the_middle,
             "the matrix product multiplies heads with heads, as they are the last but one dimension: move them to the "
             "front first, q.transpose(0, 1) is [H, Tq, D]"),

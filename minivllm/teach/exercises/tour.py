@@ -20,7 +20,8 @@ def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, bytes_
 def _block_cases() -> list[Case]:
     rng = random.Random(0)
     shown = [(5, 4, "a part of a block takes a whole one"), (8, 4, "two full blocks"), (1, 16, "fewer tokens than a block holds"),
-             (0, 16, "no tokens"), (33, 16, "one token too many for two blocks")]
+             (0, 16, "no tokens"), (33, 16, "one token too many for two blocks"),
+             (16, 16, "one block, exactly full"), (17, 16, "one token behind a full block")]
     drawn = [(rng.randrange(100, 10_000), rng.choice([7, 16, 256]), "") for _ in range(3)]
     return [Case({"num_tokens": tokens, "block_size": size}, note) for tokens, size, note in shown + drawn]
 
@@ -40,6 +41,12 @@ BLOCKS_NEEDED = Exercise("blocks_needed", _block_cases(), blocks_needed, kind="i
                                      "not 3"),
     Mistake(lambda n, s: n / s, "/ gives a fraction of a block, but only whole blocks are handed out: round up to an int"),
     Mistake(lambda n, s: round(n / s), "round() goes to the nearest whole number, so a block less than half full is lost: always round up"),
+    Mistake(lambda n, s: round(n / s + 0.5), "round(n / b + 0.5) does not always round up: Python rounds a half to the even number, so 16 "
+            "tokens in blocks of 16 give round(1.5) = 2. Use whole numbers, or math.ceil"),
+    Mistake(lambda n, s: blocks_needed(n, 16), "the block size is fixed at 16 here: use the argument block_size, it differs from call to "
+            "call"),
+    Mistake(lambda n, s: blocks_needed(s, n), "the arguments are swapped: divide the number of tokens by the block size",
+            everywhere=True),
     Mistake(lambda n, s: float(blocks_needed(n, s)), "the number is right but a float: return an int, such as by // or math.ceil"),
     Mistake(lambda n, s: max(1, blocks_needed(n, s)), "a sequence of 0 tokens needs 0 blocks: nothing is reserved in advance"),
     Mistake(lambda n, s: n * s, "blocks hold tokens: divide the number of tokens by the block size, do not multiply"),
@@ -56,6 +63,19 @@ KV_BYTES_PER_TOKEN = Exercise("kv_bytes_per_token", _byte_cases(), kv_bytes_per_
             "numbers"),
     Mistake(lambda n, k, d, b: 2 * n * k * b, "head_dim is missing: one head's key is a vector of head_dim numbers"),
     Mistake(lambda n, k, d, b: 2 * n * k * d, "that is how many numbers there are: each of them takes bytes_per_element bytes"),
+    Mistake(lambda n, k, d, b: 2 * n * k * d * 2, "an element is taken to be 2 bytes long: use bytes_per_element, which is 4 for float32"),
+    Mistake(lambda n, k, d, b: 2 * n * k * d * 4, "an element is taken to be 4 bytes long: use bytes_per_element, which is 2 for 16-bit "
+            "numbers"),
+    Mistake(lambda n, k, d, b: 2 * n * k * d * b * 16, "16 times too much: that is a block of 16 tokens, the question is one token"),
+    Mistake(lambda n, k, d, b: 2 * n * n * k * d * b, "num_layers counts twice here: it belongs into the product once"),
+    Mistake(lambda n, k, d, b: 2 * n * k * d * d * b, "head_dim counts twice here: a head's key is one vector of head_dim numbers, not a "
+            "matrix"),
+    Mistake(lambda n, k, d, b: n + k + d + b, "that is a sum: multiply the four numbers, and count key and value (times 2)"),
+    Mistake(lambda n, k, d, b: 2 * (n + k + d + b), "that is twice a sum: all four numbers belong into one product"),
+    Mistake(lambda n, k, d, b: 2 * n * (k + d) * b, "num_kv_heads and head_dim are added here: each head has head_dim numbers, so multiply "
+            "them"),
+    Mistake(lambda n, k, d, b: 2 * (n + k) * d * b, "num_layers and num_kv_heads are added here: each layer has num_kv_heads heads, so "
+            "multiply them"),
     Mistake(lambda n, k, d, b: 2 * (n + k + d) * b, "layers, heads and numbers in a head lie inside each other: multiply them, do not add "
             "them"),
     Mistake(lambda n, k, d, b: 2 * n * k * d * b / 1024, "divided by 1024 it is KiB: return bytes, as an int"),
