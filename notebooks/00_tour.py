@@ -184,8 +184,8 @@ params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in 
 outputs = llm.generate(prompts, params, use_tqdm=False)
 
 # %% [markdown]
-# For readers of this page who do not run it, three moments of the same run: the prompts are in; A crosses into a new block, one that was left over, so what was kept
-# there is forgotten; B has written its ten tokens and gives its block back.
+# For readers of this page who do not run it, three moments of the same run: the prompts are in; A crosses into a new block; B has written its ten tokens and gives its
+# block back.
 
 # %%
 view.figure(steps=[0, 7, 9])
