@@ -22,7 +22,7 @@ _OPTIONAL = {
     "safetensors": ("reading model directories", "pip install safetensors"),
     "gguf": ("reading .gguf files", "pip install gguf"),
     "tqdm": ("the progress bar", "pip install tqdm"),
-    "triton": ("GPU kernels (not used yet)", "it comes with CUDA builds of torch"),
+    "triton": ("the GPU kernels", "it comes with CUDA builds of torch"),
     "flash-attn": ("faster attention on sm80 and newer (not used yet)", "pip install flash-attn, where a ready wheel exists"),
 }
 

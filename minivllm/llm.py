@@ -74,6 +74,7 @@ class LLM:
     def _set_up(self, checkpoint: Checkpoint) -> None:
         self.model_config = self.runner.model_config
         self.runner.allocate(self.config.num_kv_blocks, self.config.block_size)
+        self.runner.capture(self.config)
         self.tokenizer: Tokenizer | None = checkpoint.make_tokenizer() if checkpoint.make_tokenizer else None
         own_ends = self.tokenizer.eos_token_ids if self.tokenizer else frozenset()
         self._engine = Engine(self.config, self.runner, self.model_config.vocab_size, own_ends | self.model_config.eos_token_ids,
@@ -181,8 +182,7 @@ class LLM:
         _LIVE.discard(self)
         if self._engine is not None:
             self._engine.scheduler.abort_all()
-            self._engine = None
-            self._added.clear()
+            self._engine, self._added = None, {}
             self.runner.close()
 
     def __enter__(self) -> LLM:

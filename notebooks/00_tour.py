@@ -241,8 +241,8 @@ for name, bandwidth in machines.items():
     print(f"{name:12} at most {bandwidth / weights:6,.0f} tokens a second for one sequence of Qwen3-0.6B")
 
 # %% [markdown]
-# On a T4 expect much less for now: this version's attention is written in plain torch, and starting the many small operations of a step takes longer than the reading. Nobody
-# has measured this notebook on a real T4 yet. Notebooks 03 and 09 are about closing that gap.
+# On a T4 expect much less with `enforce_eager=True`: a step is some three hundred operations, and starting them all takes Colab's CPU longer than the reading takes the GPU. Nobody has
+# measured this notebook on a real T4 yet. Notebook 09 closes that gap.
 #
 # ## 9. Chat
 #

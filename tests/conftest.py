@@ -5,6 +5,8 @@ import os
 import pytest
 import torch
 
+if not torch.cuda.is_available():  # before triton is first imported: kernels then run through its interpreter
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:  # several processes: threads would only wait for each other
     torch.set_num_threads(1)
 

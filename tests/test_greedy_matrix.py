@@ -65,6 +65,7 @@ def run(setup, together=True, **changes):
     settings.pop("together", None)
     config = EngineConfig(max_num_seqs=10, **settings).complete(num_kv_blocks=1, max_positions=min(384, settings["block_size"] * settings["num_kv_blocks"]))
     setup.llm.runner.allocate(config.num_kv_blocks, config.block_size)
+    setup.llm.runner.capture(config)  # CUDA graphs, where there is a GPU
     engine = Engine(config, setup.llm.runner, setup.llm.model_config.vocab_size)
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     groups = [setup.prompts] if together else [[prompt] for prompt in setup.prompts]

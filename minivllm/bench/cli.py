@@ -24,6 +24,9 @@ def add_parsers(bench: argparse.ArgumentParser) -> None:
     scheduler.add_argument("--steps", type=int, default=300)
     scheduler.add_argument("--output", metavar="FILE", help="save raw figures as JSON")
     scheduler.set_defaults(run=_scheduler)
+    kernels = kinds.add_parser("kernels", help="the Triton kernels against a copy's bandwidth and a matrix product's rate; needs a GPU")
+    kernels.add_argument("--output", metavar="FILE", help="save raw figures as JSON")
+    kernels.set_defaults(run=_kernels)
 
 
 def _generation_arguments(parser: argparse.ArgumentParser, defaults: dict) -> None:
@@ -59,6 +62,21 @@ def _generation(args: argparse.Namespace, throughput: bool) -> int:
         for name, times in result["seconds"].items():
             if times:
                 print(f"  {name:<34}{1e3 * statistics.median(times) / result['output_tokens']:10.2f} ms a token, prefill included")
+    report.save(result, args.output)
+    return 0
+
+
+def _kernels(args: argparse.Namespace) -> int:
+    import torch
+
+    from minivllm.bench import report
+
+    if not torch.cuda.is_available():
+        raise ValueError("bench kernels needs a CUDA GPU, and torch sees none here")
+    from minivllm.bench.kernels import measure, show
+
+    result = {"environment": report.environment(torch.device("cuda")), **measure()}
+    print("\n".join(show(result)))
     report.save(result, args.output)
     return 0
 

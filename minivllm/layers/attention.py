@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from minivllm.attention import AttentionBackend
 from minivllm.attention.metadata import AttentionMetadata
+from minivllm.kernels.jit import uses_triton
+from minivllm.kernels.rope_store import norm_rope_store
 from minivllm.layers.norm import RMSNorm
 from minivllm.layers.rotary import RotaryEmbedding
 
@@ -31,8 +33,18 @@ class Attention(nn.Module):
     def bind(self, backend: AttentionBackend, k_cache: Tensor, v_cache: Tensor) -> None:
         """Use this backend on this layer's slots: k_cache and v_cache [N * S, K, D]."""
         self.backend, self.k_cache, self.v_cache = backend, k_cache, v_cache
+        self.fuses_store = getattr(backend, "fuses_store", False)
 
     def forward(self, qkv: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        if self.fuses_store and uses_triton(qkv):
+            q = self._in_one_pass(qkv, positions, metadata)
+        else:
+            q, k, v = self._project(qkv, positions)
+            self.backend.store(k, v, self.k_cache, self.v_cache, metadata)
+        out = self.backend.attend(q, self.k_cache, self.v_cache, metadata, self.scale)  # [T, H, D]
+        return out.reshape(-1, self.num_heads * self.head_dim)
+
+    def _project(self, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)  # [T, H + 2 K, D]
         if self.q_norm is not None:
             q, k, v = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
@@ -40,6 +52,10 @@ class Attention(nn.Module):
         else:
             qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         q, k = self.rotary(qk, positions).split((self.num_heads, self.num_kv_heads), dim=1)
-        self.backend.store(k, v, self.k_cache, self.v_cache, metadata)
-        out = self.backend.attend(q, self.k_cache, self.v_cache, metadata, self.scale)  # [T, H, D]
-        return out.reshape(-1, self.num_heads * self.head_dim)
+        return q, k, v
+
+    def _in_one_pass(self, qkv: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """Norms, rotary positions and the cache write by one kernel; returns q [T, H, D]."""
+        q_weight, k_weight, eps = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.q_norm is not None else (None, None, 0.0)
+        return norm_rope_store(qkv, q_weight, k_weight, eps, self.rotary.cos, self.rotary.sin, positions,
+                               self.k_cache, self.v_cache, metadata.slot_mapping, self.num_heads)

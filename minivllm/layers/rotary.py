@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from minivllm.kernels.rope_store import rotate
+
 if TYPE_CHECKING:  # models are made of layers, not the other way round
     from minivllm.models.config import RopeScaling
 
@@ -36,6 +38,4 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [T, heads, D], positions [T] int64 -> the same shape and dtype, turned."""
-        cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)  # [T, 1, D / 2]
-        first, second = x.float().chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+        return rotate(x, self.cos, self.sin, positions)

@@ -7,9 +7,9 @@ name their parts. Families that differ in a detail derive from this class. Built
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from minivllm.attention.metadata import AttentionMetadata
+from minivllm.kernels.silu_and_mul import silu_and_mul
 from minivllm.layers.attention import Attention
 from minivllm.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from minivllm.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
@@ -40,8 +40,7 @@ class LlamaMLP(nn.Module):
         self.down_proj = RowParallelLinear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(silu_and_mul(self.gate_up_proj(x)))
 
 
 class LlamaDecoderLayer(nn.Module):
@@ -52,9 +51,14 @@ class LlamaDecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = LlamaMLP(config)
 
-    def forward(self, x: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), positions, metadata)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x: Tensor, residual: Tensor | None, positions: Tensor, metadata: AttentionMetadata) -> tuple[Tensor, Tensor]:
+        """x is what the layer before adds to `residual`; None before the first. Each norm takes in the sum that its input is."""
+        if residual is None:
+            x, residual = self.input_layernorm(x), x
+        else:
+            x, residual = self.input_layernorm(x, residual)
+        x, residual = self.post_attention_layernorm(self.self_attn(x, positions, metadata), residual)
+        return self.mlp(x), residual
 
 
 class LlamaModel(nn.Module):
@@ -66,10 +70,10 @@ class LlamaModel(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
-        x = self.embed_tokens(input_ids)  # [T, hidden]
+        x, residual = self.embed_tokens(input_ids), None  # [T, hidden]
         for layer in self.layers:
-            x = layer(x, positions, metadata)
-        return self.norm(x)
+            x, residual = layer(x, residual, positions, metadata)
+        return self.norm(x, residual)[0]
 
 
 class LlamaForCausalLM(nn.Module):

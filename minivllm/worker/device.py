@@ -36,6 +36,12 @@ def has_bfloat16(device: torch.device) -> bool:
     return cap is None or cap >= (8, 0)
 
 
+def has_matrix_unit(device: torch.device) -> bool:
+    """Whether Triton's `tl.dot` becomes matrix instructions: from sm80 on. (Below, it becomes scalar code ten times the size.)"""
+    cap = capability(device)
+    return cap is not None and cap >= (8, 0)
+
+
 def select_dtype(name: str, device: torch.device, checkpoint_dtype: str | None) -> torch.dtype:
     """"auto": float32 on a CPU; on a GPU the checkpoint's 16-bit dtype, bfloat16 unless it names one, float16 below sm80."""
     if name == "bfloat16" and not has_bfloat16(device):

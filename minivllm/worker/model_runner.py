@@ -6,14 +6,18 @@ It knows sequences only as rows of a plan. Built in notebooks 02 to 04.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from minivllm import attention
 from minivllm.config import EngineConfig
-from minivllm.engine.step import StepPlan, StepResult
+from minivllm.engine.step import PlanRow, StepPlan, StepResult
 from minivllm.models import ModelConfig, model_class
+from minivllm.sampling_params import SamplingParams
 from minivllm.weights.checkpoint import Checkpoint
 from minivllm.weights.load import load_weights, randomize
 from minivllm.worker.batch import build_batch
+from minivllm.worker.cuda_graphs import DecodeGraphs, graph_sizes
+from minivllm.worker.decode_batch import DecodeBatch, is_decode
 from minivllm.worker.device import default_gpu_memory_utilization, default_max_num_batched_tokens, select_device, select_dtype
 from minivllm.worker.kv_cache import KVCachePool, KVCacheSpec, num_blocks_that_fit
 from minivllm.worker.sampler import sample
@@ -28,7 +32,7 @@ class ModelRunner:
         cls = model_class(self.model_config.architecture)
         config.check_positions(self.model_config.max_positions)
         self.dtype = select_dtype(config.dtype, self.device, self.model_config.dtype)
-        self.backend, self.backend_reason = attention.select(config.attention_backend, self.device)
+        self.backend, self.backend_reason = attention.select(config.attention_backend, self.device, self.dtype)
         self.spec = KVCacheSpec.of(self.model_config, self.dtype)
         with self.device, _default_dtype(self.dtype):
             self.model = cls(self.model_config)
@@ -41,6 +45,7 @@ class ModelRunner:
             self.model = None  # the error may be kept for long, the weights should not
             raise
         self.pool: KVCachePool | None = None
+        self.graphs: DecodeGraphs | None = None
         self.block_size = 0
         self.bytes_at_rest = 0  # allocated on the GPU between two steps; what a step takes comes on top
 
@@ -58,35 +63,73 @@ class ModelRunner:
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Make the pool and give each attention layer its part."""
+        self.graphs = None  # they hold the addresses of a pool
         self.block_size = block_size
         self.pool = KVCachePool(self.spec, num_blocks, block_size, self.device)
         self.pool.bind(self.model, self.backend)
+        self._measure_rest()
+
+    def _measure_rest(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             self.bytes_at_rest = torch.cuda.memory_allocated(self.device)
 
     @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Compute a small mixed step that writes nothing, so that kernels are compiled and libraries loaded before the first request."""
+        never = 1 << 30
+        rows = [PlanRow(index, 0, [0] * count, [0], never, True, params, 0)
+                for index, (count, params) in enumerate([(2, SamplingParams(temperature=0)), (1, SamplingParams(temperature=1))])]
+        self.execute(StepPlan(rows if self.block_size > 1 else rows[1:]))
+
+    @torch.inference_mode()
+    def capture(self, config: EngineConfig) -> None:
+        """On a GPU: warm up, then capture decode graphs, if the backend has them and the user does not want it eager."""
+        if self.device.type != "cuda":
+            return
+        self.warm_up()
+        if config.enforce_eager or not getattr(self.backend, "in_graphs", False):
+            return
+        most_blocks = -(-config.max_model_len // config.block_size)
+        batch = DecodeBatch(config.max_num_seqs, most_blocks, config.block_size, self.device)
+        self.graphs = DecodeGraphs.capture(self.model, self.backend, batch, graph_sizes(config.max_num_seqs))
+        self._measure_rest()
+
+    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute one step: write the K/V of all its tokens, sample one token for each row that samples."""
+        if self.graphs is not None and len(plan.rows) <= self.graphs.sizes[-1] and is_decode(plan):
+            logits = self.graphs.run(plan)
+            return _result(plan.rows, sample(logits, self.graphs.batch.sampling))
         batch = build_batch(plan, self.block_size, self.backend, self.device)
         hidden = self.model(batch.input_ids, batch.positions, batch.attention)  # [T, hidden]
         last = hidden[batch.last_tokens]  # [B, hidden]
-        finite = last.isfinite().all(dim=-1)
+        broken = (~last.isfinite().all(dim=-1)).nonzero().flatten() if len(batch.sampling_rows) < len(plan.rows) else None
         result = StepResult()
         if batch.sampling_rows:
-            chosen = slice(None) if len(batch.sampling_rows) == len(plan.rows) else batch.sampling_rows
+            chosen = slice(None) if broken is None else batch.sampling_rows
             logits = self.model.compute_logits(last[chosen])  # [R, V]
-            finite[chosen] &= logits.amax(dim=-1).isfinite()
-            tokens = sample(logits, batch.sampling).tolist()  # here the host waits for the device
-            result.tokens = {plan.rows[index].seq_id: token for index, token in zip(batch.sampling_rows, tokens)}
-        result.non_finite = {row.seq_id for row, ok in zip(plan.rows, finite.tolist()) if not ok}
+            result = _result([plan.rows[index] for index in batch.sampling_rows], sample(logits, batch.sampling))
+        if broken is not None:  # rows that do not sample must be finite too: their blocks will be published
+            result.non_finite.update(plan.rows[index].seq_id for index in broken.tolist())
         return result
 
     def close(self) -> None:
         """Give back weights and pool."""
-        self.model = self.pool = None
+        self.model = self.pool = self.graphs = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _result(rows: list[PlanRow], tokens: Tensor) -> StepResult:
+    """The rows' tokens; -1 marks one whose logits were not finite. Here the host waits for the device."""
+    result = StepResult()
+    for row, token in zip(rows, tokens.tolist()):
+        if token < 0:
+            result.non_finite.add(row.seq_id)
+        else:
+            result.tokens[row.seq_id] = token
+    return result
 
 
 class _default_dtype:

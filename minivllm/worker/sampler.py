@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minivllm.engine.step import PlanRow
 from minivllm.kernels.philox import uniform
+from minivllm.kernels.sample import sample_tokens
 
 _SIGN = 1 << 63
 _ROWS_AT_ONCE = 32
@@ -56,16 +57,16 @@ class SamplingBatch:
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """logits [R, V], any float dtype -> token ids [R] int64. Rows with temperature 0 take the largest logit.
+    """logits [R, V], any float dtype -> token ids [R] int64. Rows with temperature 0 take the largest logit; -1 for rows that are not finite.
 
-    A few rows at a time: what is computed on the way takes several times the room of the logits.
+    Temperature alone is one pass over the logits. top_k and top_p need more room than the logits themselves, so they go a few rows at a time.
     """
-    greedy = logits.argmax(dim=-1)
-    if batch.temperatures is None:
-        return greedy
+    if batch.temperatures is None or (batch.top_ks is None and batch.top_ps is None):
+        return sample_tokens(logits, batch.temperatures, batch.seeds, batch.positions)
+    greedy = sample_tokens(logits)
     parts = [slice(first, first + _ROWS_AT_ONCE) for first in range(0, len(logits), _ROWS_AT_ONCE)]
     drawn = torch.cat([_draw(logits[part], batch.rows(part)) for part in parts])
-    return torch.where(batch.temperatures == 0, greedy, drawn)
+    return torch.where((batch.temperatures == 0) | (greedy < 0), greedy, drawn)
 
 
 def _draw(logits: Tensor, batch: SamplingBatch) -> Tensor:

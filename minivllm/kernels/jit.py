@@ -1,0 +1,48 @@
+"""Triton, if it is there: `jit` and `tl` for the files that hold kernels, so that the package can be imported without it.
+
+`TRITON_INTERPRET=1`, set before triton is first imported, runs the same kernels on a CPU, slowly and exactly.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a CPU build of torch brings none
+    triton = tl = None
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+
+
+class _Missing:
+    """Stands for a kernel where there is no Triton."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        raise RuntimeError("this needs triton, which is not installed: pip install triton, or use the torch version beside the kernel")
+
+
+def jit(function: Callable[..., None] | None = None, changing: tuple[str, ...] = ()) -> Any:
+    """Triton's jit. changing: integers that differ from step to step; Triton would compile anew for those that 16 divides, or that are 1."""
+    if function is None:
+        return lambda function: jit(function, changing)
+    return triton.jit(function, do_not_specialize=list(changing)) if triton is not None else _Missing()
+
+
+def uses_triton(tensor: Tensor) -> bool:
+    """Whether work on `tensor` goes to a kernel: on a GPU where Triton is installed."""
+    return tensor.is_cuda and triton is not None
+
+
+def next_power_of_2(number: int) -> int:
+    """The smallest power of two that is at least `number`: Triton's tiles have such sizes."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def cdiv(number: int, size: int) -> int:
+    return -(-number // size)

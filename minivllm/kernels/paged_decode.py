@@ -1,0 +1,168 @@
+"""paged_decode: attention of one new token a sequence over its whole context, read from the pages through the block table.
+
+A decode reads every key and value once and does little with each, so its time is that of reading: what counts is that enough
+programs read at once. The context of a row is therefore split among several programs (flash-decoding: Dao and others, 2023), each
+of which keeps a running softmax; a second, small kernel joins the parts. Taught in notebook 04.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from minivllm.kernels.jit import jit, next_power_of_2, tl, uses_triton
+
+_MIXED_SPLITS = 4  # in a mixed step the rows' number changes all the time, and each number of splits is a kernel to compile
+_LOG2E = 1.4426950408889634  # the hardware has 2^x, not e^x
+
+
+@jit(changing=("table_stride",))
+def _decode_kernel(out, partial, log_sums, q, k_cache, v_cache, block_tables, context_lens, rows, tokens, scale, q_stride, table_stride,
+                   H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, S: tl.constexpr,
+                   HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, DOT: tl.constexpr,
+                   INDEXED: tl.constexpr):
+    """One program: the H // K query heads of one kv head, of one row, over one of SPLITS parts of its context.
+
+    HEADS and WIDTH are H // K and D rounded up to what a tile needs. DOT: use the matrix unit; else multiply and add.
+    INDEXED: the rows to compute are listed in `rows`, the places of their tokens in `tokens`; else row b's token is token b.
+    """
+    kv_head, index, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row = tl.load(rows + index) if INDEXED else index
+    token = (tl.load(tokens + index) if INDEXED else index).to(tl.int64)
+    context = tl.load(context_lens + row)
+    part = tl.cdiv(tl.cdiv(context, TILE), SPLITS) * TILE
+    begin = split * part
+    end = tl.minimum(begin + part, context)
+    lanes, columns = tl.arange(0, HEADS), tl.arange(0, WIDTH)
+    heads = kv_head * (H // K) + lanes
+    is_head, is_column = lanes < H // K, columns < D
+    query = tl.load(q + token * q_stride + heads[:, None] * D + columns[None, :],
+                    mask=is_head[:, None] & is_column[None, :], other=0.0)  # [HEADS, WIDTH]
+    best = tl.full([HEADS], -float("inf"), tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    mixed = tl.zeros([HEADS, WIDTH], tl.float32)
+    for start in range(begin, end, TILE):
+        positions = start + tl.arange(0, TILE)
+        inside = positions < end
+        block = tl.load(block_tables + row.to(tl.int64) * table_stride + positions // S, mask=inside, other=0).to(tl.int64)
+        at = ((block * S + positions % S) * K + kv_head) * D
+        wanted = inside[:, None] & is_column[None, :]
+        keys = tl.load(k_cache + at[:, None] + columns[None, :], mask=wanted, other=0.0)  # [TILE, WIDTH]
+        values = tl.load(v_cache + at[:, None] + columns[None, :], mask=wanted, other=0.0)
+        if DOT:
+            scores = tl.dot(query, tl.trans(keys), input_precision="ieee")  # [HEADS, TILE]
+        else:
+            scores = tl.sum(query.to(tl.float32)[:, None, :] * keys.to(tl.float32)[None, :, :], axis=2)
+        scores = tl.where(inside[None, :], scores * scale, -float("inf"))
+        higher = tl.maximum(best, tl.max(scores, axis=1))
+        faded, weights = tl.exp2(best - higher), tl.exp2(scores - higher[:, None])
+        total = total * faded + tl.sum(weights, axis=1)
+        if DOT:
+            mixed = mixed * faded[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        else:
+            mixed = mixed * faded[:, None] + tl.sum(weights[:, :, None] * values.to(tl.float32)[None, :, :], axis=1)
+        best = higher
+    wanted = is_head[:, None] & is_column[None, :]
+    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]  # a part of nothing is zero, not NaN
+    if SPLITS == 1:
+        tl.store(out + (token * H + heads)[:, None] * D + columns[None, :], mixed.to(out.dtype.element_ty), mask=wanted)
+    else:
+        at = (index.to(tl.int64) * H + heads) * SPLITS + split
+        tl.store(partial + at[:, None] * D + columns[None, :], mixed, mask=wanted)
+        tl.store(log_sums + at, best + tl.log2(total), mask=is_head)  # -inf for a part of nothing
+
+
+@jit
+def _join_kernel(out, partial, log_sums, tokens, H: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+                 SPLITS: tl.constexpr, PARTS: tl.constexpr, INDEXED: tl.constexpr):
+    """One program: one head of one row. Parts are weighed by the sums of their exponentials."""
+    index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = (tl.load(tokens + index) if INDEXED else index).to(tl.int64)
+    parts, columns = tl.arange(0, PARTS), tl.arange(0, WIDTH)
+    at = (index * H + head) * SPLITS + parts
+    sums = tl.load(log_sums + at, mask=parts < SPLITS, other=-float("inf"))
+    best = tl.max(sums, axis=0)
+    weights = tl.where(sums > -float("inf"), tl.exp2(sums - tl.where(best > -float("inf"), best, 0.0)), 0.0)
+    wanted = (parts < SPLITS)[:, None] & (columns < D)[None, :]
+    mixed = tl.load(partial + at[:, None] * D + columns[None, :], mask=wanted, other=0.0)
+    total = tl.sum(weights, axis=0)
+    joined = tl.sum(mixed * weights[:, None], axis=0) / tl.where(total > 0, total, 1.0)
+    tl.store(out + (token * H + head) * D + columns, joined.to(out.dtype.element_ty), mask=columns < D)
+
+
+@functools.cache
+def num_splits(num_rows: int, num_kv_heads: int, num_processors: int, max_tokens: int) -> int:
+    """How many programs share a row's context: a power of two that makes some eight programs a processor, each with 128 tokens or more.
+
+    Rounded up where rows are many, which evens out unequal lengths, and down where they are few. Found by trying all on an H200.
+    """
+    programs = num_rows * num_kv_heads
+    wanted = 8 * num_processors / programs
+    power = next_power_of_2(math.ceil(wanted)) if programs >= 2 * num_processors else next_power_of_2(math.floor(wanted) + 1) // 2
+    return max(1, min(power, next_power_of_2(max_tokens // 128)))
+
+
+def _tile(row_bytes: int) -> int:
+    """Tokens in a tile of the matrix unit's kernel: 32 KiB of keys, and at least 16."""
+    return max(16, min(128, 32768 // row_bytes))
+
+
+def paged_decode_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, block_size: int, scale: float,
+                        rows: Tensor | None = None, tokens: Tensor | None = None, out: Tensor | None = None,
+                        dot: bool = True, splits: int | None = None, tile: int | None = None) -> Tensor:
+    """As `paged_decode`, by the kernels. dot: whether the matrix unit is used (a T4 gets scalar code from it, and does better without)."""
+    (_, num_heads, head_dim), num_kv_heads = q.shape, k_cache.shape[1]
+    indexed, num_rows, group = rows is not None, len(q if rows is None else rows), num_heads // num_kv_heads
+    if splits is None and indexed:
+        splits = _MIXED_SPLITS
+    elif splits is None:
+        processors = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 1
+        splits = num_splits(num_rows, num_kv_heads, processors, block_tables.shape[1] * block_size)
+    heads, width = max(16, next_power_of_2(group)) if dot else next_power_of_2(group), next_power_of_2(max(head_dim, 16 if dot else 1))
+    tile = tile or (_tile(q.element_size() * width) if dot else max(8, min(32, 8192 // (heads * width))))
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    parts = (num_rows, num_heads, splits)
+    partial = torch.empty((*parts, head_dim), dtype=torch.float32, device=q.device) if splits > 1 else out
+    log_sums = torch.empty(parts, dtype=torch.float32, device=q.device) if splits > 1 else out
+    rows, tokens = (rows, tokens) if indexed else (context_lens, context_lens)
+    _decode_kernel[(num_kv_heads, num_rows, splits)](
+        out, partial, log_sums, q, k_cache, v_cache, block_tables, context_lens, rows, tokens, scale * _LOG2E, q.stride(0), block_tables.stride(0),
+        H=num_heads, K=num_kv_heads, D=head_dim, S=block_size, HEADS=heads, WIDTH=width, TILE=tile, SPLITS=splits, DOT=dot, INDEXED=indexed,
+        num_warps=4, num_stages=3)
+    if splits > 1:
+        _join_kernel[(num_rows, num_heads)](out, partial, log_sums, tokens, H=num_heads, D=head_dim, WIDTH=width, SPLITS=splits,
+                                            PARTS=next_power_of_2(splits), INDEXED=indexed, num_warps=2)
+    return out
+
+
+def paged_decode_torch(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, block_size: int, scale: float,
+                       rows: Tensor | None = None, tokens: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """As `paged_decode`, in plain torch: gather every row's keys and values, then attend. The kernel saves this copy."""
+    if rows is not None:
+        out = torch.empty_like(q) if out is None else out
+        out[tokens.long()] = paged_decode_torch(q[tokens.long()], k_cache, v_cache, block_tables[rows.long()], context_lens[rows.long()],
+                                                block_size, scale)
+        return out
+    most = int(context_lens.max()) if len(context_lens) else 0
+    positions = torch.arange(most, device=q.device)
+    slots = block_tables.long()[:, positions // block_size] * block_size + positions % block_size  # [B, M]
+    inside = positions < context_lens[:, None]
+    group = q.shape[1] // k_cache.shape[1]
+    keys, values = (cache[slots].float().repeat_interleave(group, dim=2) for cache in (k_cache, v_cache))  # [B, M, H, D]
+    scores = torch.einsum("bhd,bmhd->bhm", q.float(), keys) * scale
+    weights = scores.masked_fill(~inside[:, None], -torch.inf).softmax(dim=-1).nan_to_num(0.0)  # a row without context gives zeros
+    return torch.einsum("bhm,bmhd->bhd", weights, values).to(q.dtype)
+
+
+def paged_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, block_size: int, scale: float,
+                 rows: Tensor | None = None, tokens: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """q [B, H, D], one token a row, its own K/V already in the cache; k_cache, v_cache [N * S, K, D]; block_tables [B, most blocks] int32;
+
+    context_lens [B] int32, 0 allowed (such a row gives zeros) -> [B, H, D] in q's dtype. Sums are kept in float32.
+    In a mixed batch: rows [R] int32 says which rows to compute, tokens [R] int32 where each one's token stands in q [T, H, D] and `out`.
+    """
+    kernel = paged_decode_triton if uses_triton(q) else paged_decode_torch
+    return kernel(q, k_cache, v_cache, block_tables, context_lens, block_size, scale, rows, tokens, out)

@@ -1,0 +1,120 @@
+"""paged_prefill: causal attention of several new tokens a sequence over all of its context, read through the block table.
+
+The same for a whole prompt, a chunk of one, and what is left of a prompt after a prefix hit: queries are the last tokens of their
+row's context. A program holds a tile of queries and walks over the keys (flash attention: Dao and others, 2022), so scores never
+reach memory. The query heads of one kv head share a tile, and with it every key that is read.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minivllm.kernels.jit import cdiv, jit, next_power_of_2, tl, uses_triton
+
+_LOG2E = 1.4426950408889634
+
+
+@jit
+def _attend_tile(best, total, mixed, query, query_positions, start, end, row_table, k_cache, v_cache, kv_head, scale,
+                 K: tl.constexpr, D: tl.constexpr, S: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr):
+    """One tile of keys into the running softmax. MASKED: some of them may lie behind a query or behind the context."""
+    positions, columns = start + tl.arange(0, TILE), tl.arange(0, WIDTH)
+    inside = positions < end if MASKED else positions >= 0
+    block = tl.load(row_table + positions // S, mask=inside, other=0).to(tl.int64)
+    at = (((block * S + positions % S) * K + kv_head) * D)[:, None] + columns[None, :]
+    wanted = inside[:, None] & (columns < D)[None, :]
+    if MASKED or WIDTH != D:
+        keys = tl.load(k_cache + at, mask=wanted, other=0.0)  # [TILE, WIDTH]
+        values = tl.load(v_cache + at, mask=wanted, other=0.0)
+    else:  # a mask that is always true costs all the same
+        keys, values = tl.load(k_cache + at), tl.load(v_cache + at)
+    scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale  # [QUERIES, TILE]
+    if MASKED:
+        scores = tl.where(positions[None, :] <= query_positions[:, None], scores, -float("inf"))
+    higher = tl.maximum(best, tl.max(scores, axis=1))
+    faded, weights = tl.exp2(best - higher), tl.exp2(scores - higher[:, None])
+    total = total * faded + tl.sum(weights, axis=1)
+    mixed = tl.dot(weights.to(values.dtype), values, mixed * faded[:, None], input_precision="ieee")
+    return higher, total, mixed
+
+
+@jit(changing=("table_stride",))
+def _prefill_kernel(out, q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, rows, scale, q_stride, table_stride,
+                    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, S: tl.constexpr,
+                    HEADS: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr):
+    """One program: TOKENS tokens of one row for the H // K heads of one kv head. The last tokens, with most to read, go first."""
+    row = tl.load(rows + tl.program_id(2))
+    first = tl.load(cu_seqlens_q + row)
+    num_tokens = tl.load(cu_seqlens_q + row + 1) - first
+    tile = tl.cdiv(num_tokens, TOKENS) - 1 - tl.program_id(0)
+    if tile < 0:
+        return
+    kv_head, context = tl.program_id(1), tl.load(context_lens + row)
+    lanes, columns = tl.arange(0, TOKENS * HEADS), tl.arange(0, WIDTH)
+    tokens, head = tile * TOKENS + lanes // HEADS, lanes % HEADS
+    inside = (tokens < num_tokens) & (head < H // K)
+    at = (first + tokens).to(tl.int64)[:, None] * q_stride + (kv_head * (H // K) + head)[:, None] * D + columns[None, :]
+    wanted = inside[:, None] & (columns < D)[None, :]
+    query = tl.load(q + at, mask=wanted, other=0.0)  # [TOKENS * HEADS, WIDTH]
+    query_positions = context - num_tokens + tokens
+    end = tl.minimum(context, context - num_tokens + (tile + 1) * TOKENS)       # no query of this tile reads further
+    open_end = (context - num_tokens + tile * TOKENS + 1) // TILE * TILE        # up to here every query reads every key
+    row_table = block_tables + row.to(tl.int64) * table_stride
+    best = tl.full([TOKENS * HEADS], -float("inf"), tl.float32)
+    total = tl.zeros([TOKENS * HEADS], tl.float32)
+    mixed = tl.zeros([TOKENS * HEADS, WIDTH], tl.float32)
+    for start in range(0, open_end, TILE):
+        best, total, mixed = _attend_tile(best, total, mixed, query, query_positions, start, end, row_table, k_cache, v_cache, kv_head, scale,
+                                          K, D, S, WIDTH, TILE, False)
+    for start in range(open_end, end, TILE):
+        best, total, mixed = _attend_tile(best, total, mixed, query, query_positions, start, end, row_table, k_cache, v_cache, kv_head, scale,
+                                          K, D, S, WIDTH, TILE, True)
+    mixed = mixed / total[:, None]
+    to = ((first + tokens).to(tl.int64)[:, None] * H + (kv_head * (H // K) + head)[:, None]) * D + columns[None, :]
+    tl.store(out + to, mixed.to(out.dtype.element_ty), mask=wanted)
+
+
+def paged_prefill_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, cu_seqlens_q: Tensor,
+                         rows: Tensor, most_tokens: int, block_size: int, scale: float, out: Tensor | None = None,
+                         tile: int | None = None, queries: int | None = None) -> Tensor:
+    """As `paged_prefill`, by the kernel, which uses the matrix unit: not for a T4."""
+    (_, num_heads, head_dim), num_kv_heads = q.shape, k_cache.shape[1]
+    heads, width = next_power_of_2(num_heads // num_kv_heads), next_power_of_2(max(16, head_dim))  # tl.dot sums over at least 16
+    wide = q.element_size() > 2  # float32 tiles take twice the shared memory
+    queries = max(16, heads, queries or (64 if wide or width > 128 else 128))
+    tile = tile or (32 if wide or width > 128 else 64)
+    tokens = queries // heads
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    _prefill_kernel[(cdiv(most_tokens, tokens), num_kv_heads, len(rows))](
+        out, q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, rows, scale * _LOG2E, q.stride(0), block_tables.stride(0),
+        H=num_heads, K=num_kv_heads, D=head_dim, S=block_size, HEADS=heads, WIDTH=width, TOKENS=tokens, TILE=tile,
+        num_warps=4 if queries <= 128 else 8, num_stages=3 if not wide else 2)
+    return out
+
+
+def paged_prefill_torch(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, cu_seqlens_q: Tensor,
+                        rows: Tensor, most_tokens: int, block_size: int, scale: float, out: Tensor | None = None) -> Tensor:
+    """As `paged_prefill`, in plain torch, row by row."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    group = q.shape[1] // k_cache.shape[1]
+    for row in rows.tolist():
+        begin, end, context = int(cu_seqlens_q[row]), int(cu_seqlens_q[row + 1]), int(context_lens[row])
+        positions = torch.arange(context, device=q.device)
+        slots = block_tables[row].long()[positions // block_size] * block_size + positions % block_size
+        keys, values = (cache[slots].float().repeat_interleave(group, dim=1) for cache in (k_cache, v_cache))  # [M, H, D]
+        scores = torch.einsum("thd,mhd->htm", q[begin:end].float(), keys) * scale
+        scores.masked_fill_(positions > positions[context - (end - begin):, None], -torch.inf)
+        out[begin:end] = torch.einsum("htm,mhd->thd", scores.softmax(dim=-1), values).to(q.dtype)
+    return out
+
+
+def paged_prefill(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, cu_seqlens_q: Tensor,
+                  rows: Tensor, most_tokens: int, block_size: int, scale: float, out: Tensor | None = None) -> Tensor:
+    """q [T, H, D], the tokens of B rows one after the other, their K/V already in the cache; k_cache, v_cache [N * S, K, D];
+
+    block_tables [B, most blocks] int32, context_lens [B] int32, cu_seqlens_q [B + 1] int32; rows [R] int32: which rows to compute,
+    none with more than `most_tokens` tokens. Returns [T, H, D] (`out`, if given), of which the tokens of other rows are not written.
+    """
+    kernel = paged_prefill_triton if uses_triton(q) else paged_prefill_torch
+    return kernel(q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, rows, most_tokens, block_size, scale, out)

@@ -1,0 +1,64 @@
+"""Every kernel compiles for a T4, an A100 and an H200, without a GPU: its shared memory fits, and matrix instructions are where they should be.
+
+In a process of its own: the tests' own Triton may be the interpreter, which compiles nothing.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 90: 227 << 10}  # the most that one program may have
+SCRIPT = """
+import json, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from minivllm.kernels import paged_decode, paged_prefill, rms_norm, rope_store, sample, silu_and_mul, store_kvcache
+
+capability = int(sys.argv[1])
+F, I32, I64, f32, i32 = "*fp16", "*i32", "*i64", "fp32", "i32"
+T4 = capability < 80
+H, K, D, S = 16, 8, 128, 16  # Qwen3-0.6B
+KERNELS = {
+    "store": (store_kvcache._store_kernel, [F, F, F, F, I64, i32, i32, i32], dict(WIDTH=1024, COLUMNS=1024, TOKENS=4), {}),
+    "decode": (paged_decode._decode_kernel, [F, "*fp32", "*fp32", F, F, F, I32, I32, I32, I32, f32, i32, i32],
+               dict(H=H, K=K, D=D, S=S, HEADS=2 if T4 else 16, WIDTH=D, TILE=32 if T4 else 128, SPLITS=4, DOT=not T4, INDEXED=True),
+               dict(num_warps=4, num_stages=3)),
+    "join": (paged_decode._join_kernel, [F, "*fp32", "*fp32", I32], dict(H=H, D=D, WIDTH=D, SPLITS=4, PARTS=4, INDEXED=True), dict(num_warps=2)),
+    "norm": (rms_norm._norm_kernel, [F, F, F, F, F, f32, i32], dict(SIZE=1024, COLUMNS=1024, ADD=True), {}),
+    "rope": (rope_store._rope_store_kernel, [F, F, F, F, f32, "*fp32", "*fp32", I64, F, F, I64, i32],
+             dict(H=H, K=K, D=D, HEADS=32, HALF=64, NORM=True), {}),
+    "silu": (silu_and_mul._silu_kernel, [F, F], dict(SIZE=3072, COLUMNS=1024), {}),
+    "sample": (sample._best_kernel, ["*fp32", I32, F, "*fp32", I64, I64, i32, i32], dict(COLUMNS=4096, NOISY=True), dict(num_warps=8)),
+    "last": (sample._last_kernel, [I64, "*fp32", I32], dict(NUM=38, PARTS=64), dict(num_warps=1)),
+}
+if not T4:
+    KERNELS["prefill"] = (paged_prefill._prefill_kernel, [F, F, F, F, I32, I32, I32, I32, f32, i32, i32],
+                          dict(H=H, K=K, D=D, S=S, HEADS=2, WIDTH=D, TOKENS=64, TILE=64), dict(num_warps=4, num_stages=3))
+for name, (kernel, types, constants, options) in KERNELS.items():
+    names = kernel.arg_names
+    signature = {n: "constexpr" if n in constants else t for n, t in zip(names, [*types, *[None] * len(constants)])}
+    source = ASTSource(fn=kernel, signature=signature, constexprs={(names.index(n),): v for n, v in constants.items()},
+                       attrs={(i,): [["tt.divisibility", 16]] for i, t in enumerate(types) if t.startswith("*")})
+    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    print(json.dumps({"name": name, "shared": built.metadata.shared, "matrix": "mma" in built.asm["ptx"]}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_kernels_compile_for(capability, tmp_path):
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(capability)], cwd=ROOT, capture_output=True, text=True,
+                          env={**environment, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr[-3000:]
+    built = {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert len(built) == (8 if capability == 75 else 9)
+    for name, row in built.items():
+        assert row["shared"] <= SHARED_BYTES[capability], f"{name} wants {row['shared']:,} bytes of shared memory on sm_{capability}"
+        assert row["matrix"] == (capability >= 80 and name in ("decode", "prefill")), f"{name} on sm_{capability}: matrix instructions {row['matrix']}"

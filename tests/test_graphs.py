@@ -1,0 +1,160 @@
+"""Decode batches that are kept from step to step, and the CUDA graphs over them."""
+
+import dataclasses
+import random
+import warnings
+
+import pytest
+import tiny_models
+import torch
+from engine_fakes import make_engine, run_to_end, tiny_config
+
+from minivllm import LLM, SamplingParams, attention
+from minivllm.engine.step import StepPlan
+from minivllm.worker.batch import build_batch
+from minivllm.worker.cuda_graphs import DecodeGraphs, graph_sizes
+from minivllm.worker.decode_batch import DecodeBatch, is_decode
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 8, 9, 64, 100, 256, 300, 1000])
+def test_sizes_end_with_the_most_and_grow(most):
+    sizes = graph_sizes(most)
+    assert sizes[-1] == most and sizes == sorted(set(sizes)) and sizes[0] == 1
+
+
+def decode_plans(seed, block_size=4):
+    """The pure decode plans of a random run with hits and preemptions."""
+    rng = random.Random(seed)
+    engine = make_engine(tiny_config(block_size=block_size, num_blocks=24, max_num_seqs=6, budget=40), vocab=50)
+    plans = []
+    engine.runner.on_plan = lambda plan: plans.append(StepPlan([dataclasses.replace(row) for row in plan.rows]))
+    for _ in range(14):
+        prompt = [1, 2, 3, 4, 1, 2, 3, 4][:rng.choice([4, 8])] + [rng.randrange(1, 50) for _ in range(rng.randrange(3))]
+        engine.add(prompt, SamplingParams(max_tokens=rng.randrange(1, 20), temperature=rng.choice([0.0, 0.8])))
+        if rng.random() < 0.5:
+            engine.step()
+    run_to_end(engine)
+    return [plan for plan in plans if is_decode(plan)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_kept_batch_holds_what_a_new_one_would(seed):
+    backend, _ = attention.select("torch_sdpa", torch.device("cpu"))
+    kept = DecodeBatch(8, 24, 4, torch.device("cpu"))
+    plans = decode_plans(seed)
+    assert len(plans) > 10
+    for plan in plans:
+        count = len(plan.rows)
+        kept.load(plan, count + 2)
+        new, metadata = build_batch(plan, 4, backend, torch.device("cpu")), kept.attention(count)
+        assert torch.equal(kept.columns[0, :count], new.input_ids) and torch.equal(kept.columns[1, :count], new.positions)
+        assert torch.equal(metadata.slot_mapping, new.attention.slot_mapping)
+        assert torch.equal(metadata.context_lens, new.attention.context_lens)
+        width = new.attention.block_tables.shape[1]
+        for row, ours, theirs in zip(plan.rows, metadata.block_tables[:, :width], new.attention.block_tables):
+            assert torch.equal(ours[:len(row.block_table)], theirs[:len(row.block_table)])
+        assert torch.equal(metadata.cu_seqlens_q, new.attention.cu_seqlens_q)
+        for name in ("temperatures", "top_ks", "top_ps", "seeds", "positions"):
+            ours, theirs = getattr(kept.sampling, name), getattr(new.sampling, name)
+            assert (ours is None and theirs is None) or torch.equal(ours, theirs), name
+        assert kept.columns[2, count:count + 2].tolist() == [-1, -1] and kept.contexts[count:count + 2].tolist() == [0, 0]
+
+
+def test_a_chunk_and_a_prefill_are_no_decode():
+    plan = decode_plans(0)[0]
+    row = plan.rows[0]
+    assert is_decode(plan)
+    assert not is_decode(StepPlan([dataclasses.replace(row, samples=False)]))
+    assert not is_decode(StepPlan([row, dataclasses.replace(row, token_ids=[1, 2])]))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("qwen3")
+    tiny_models.save("qwen3", path)
+    return path
+
+
+def generate(llm, temperature=0.0):
+    prompts = [{"prompt_token_ids": [(7 * i + j) % 90 + 3 for j in range(1 + 5 * i)]} for i in range(5)]
+    params = [SamplingParams(temperature=temperature, max_tokens=6 + i, ignore_eos=True, seed=i) for i in range(5)]
+    return [output["token_ids"] for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def test_the_triton_backend_gives_the_same_tokens_through_the_interpreter(directory):
+    with LLM(directory, device="cpu", num_kv_blocks=20, block_size=16, attention_backend="torch_sdpa") as llm:
+        want = generate(llm)
+    for name in ("triton", "triton_t4"):
+        with LLM(directory, device="cpu", num_kv_blocks=20, block_size=16, attention_backend=name) as llm:
+            assert generate(llm) == want and llm.runner.backend.name == name and llm.runner.graphs is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_graph_equals_eager_bit_for_bit(directory, dtype):
+    with LLM(directory, device="cuda", dtype=dtype, num_kv_blocks=40, block_size=16, max_num_seqs=12) as llm:
+        generate(llm)
+        graphs = llm.runner.graphs
+        assert list(graphs.graphs) == [12, 8, 4, 2, 1] and graphs.num_replays > 5 and graphs.num_padded_rows > 0
+        with torch.inference_mode():
+            for size, (graph, logits) in graphs.graphs.items():
+                graph.replay()
+                replayed = logits.clone()
+                assert torch.equal(graphs.forward(size), replayed) and replayed.isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_tokens_are_the_same_with_and_without_graphs(directory, temperature):
+    answers = []
+    for eager in (True, False):
+        with LLM(directory, device="cuda", dtype="float32", num_kv_blocks=40, block_size=16, max_num_seqs=4, enforce_eager=eager) as llm:
+            answers.append(generate(llm, temperature))
+            assert (llm.runner.graphs is None) == eager
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.gpu
+def test_padding_writes_nothing(directory):
+    with LLM(directory, device="cuda", num_kv_blocks=40, block_size=16, max_num_seqs=8) as llm:
+        llm.runner.pool.cache.fill_(3.0)
+        before = llm.runner.pool.cache.clone()
+        for graph, _ in llm.runner.graphs.graphs.values():  # nothing was loaded: every row is padding
+            graph.replay()
+        assert torch.equal(llm.runner.pool.cache, before)
+
+
+@pytest.mark.gpu
+def test_a_failed_capture_is_said_once_and_leaves_everything_usable(directory, monkeypatch):
+    calls = []
+    forward = DecodeGraphs.forward
+
+    def failing(self, size):
+        calls.append(size)
+        if len(calls) == 4:
+            raise RuntimeError("planted")
+        return forward(self, size)
+
+    monkeypatch.setattr(DecodeGraphs, "forward", failing)
+    torch.cuda.manual_seed(5)
+    state = torch.cuda.get_rng_state()
+    with pytest.warns(UserWarning, match="no CUDA graphs: .*planted"):
+        llm = LLM(directory, device="cuda", dtype="float32", num_kv_blocks=40, block_size=16, max_num_seqs=8)
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    with llm, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert llm.runner.graphs is None and len(generate(llm)) == 5
+
+
+@pytest.mark.gpu
+def test_at_most_ten_launches_a_layer(directory):
+    """Of an eager decode step: kernels on the GPU as the profiler counts them, less those that do not grow with the layers."""
+    with LLM(directory, device="cuda", num_kv_blocks=40, block_size=16, max_num_seqs=4, enforce_eager=True) as llm:
+        llm.add_request({"prompt_token_ids": list(range(3, 40))}, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+        for _ in range(3):
+            llm.step()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            llm.step()
+        kernels = sum(event.count for event in profile.key_averages() if event.device_type == torch.autograd.DeviceType.CUDA
+                      and not event.key.startswith(("Memcpy", "Memset")))
+        assert kernels <= 10 * llm.model_config.num_layers + 12, kernels

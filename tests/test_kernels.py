@@ -1,0 +1,205 @@
+"""Kernels against their torch versions: through Triton's interpreter on a CPU, for real on a GPU."""
+
+import pytest
+import torch
+
+from minivllm.kernels.jit import INTERPRETED, cdiv, next_power_of_2
+from minivllm.kernels.paged_decode import num_splits, paged_decode, paged_decode_torch, paged_decode_triton
+from minivllm.kernels.paged_prefill import paged_prefill_torch, paged_prefill_triton
+from minivllm.kernels.rms_norm import add_rms_norm_torch, add_rms_norm_triton, rms_norm_torch, rms_norm_triton
+from minivllm.kernels.rope_store import norm_rope_store_torch, norm_rope_store_triton
+from minivllm.kernels.sample import sample_tokens_torch, sample_tokens_triton
+from minivllm.kernels.silu_and_mul import silu_and_mul_torch, silu_and_mul_triton
+from minivllm.kernels.store_kvcache import store_kvcache, store_kvcache_torch, store_kvcache_triton
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+#: (H, K, D, block size): grouped and not, sizes that are no powers of two, the embedded model's.
+SHAPES = [(4, 2, 8, 4), (9, 3, 64, 16), (2, 2, 80, 8), (3, 1, 24, 1)]
+NUM_BLOCKS = 30
+
+
+@pytest.fixture(autouse=True)
+def interpreter_on_a_cpu(request):
+    device = request.node.callspec.params.get("device", "cpu") if hasattr(request.node, "callspec") else "cpu"
+    assert device == "cuda" or INTERPRETED or torch.cuda.is_available(), "set TRITON_INTERPRET=1 before triton is imported"
+    if device == "cpu" and not INTERPRETED:
+        pytest.skip("kernels run on the GPU here, not through the interpreter")
+    torch.manual_seed(0)
+
+
+def dtypes(device):
+    return [torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])]  # the interpreter is wrong in bfloat16
+
+
+def close(got, want, factor=4):
+    """As close as the dtype's rounding allows: `factor` roundings of the result, and in float32 those of the sums before it."""
+    eps = torch.finfo(got.dtype).eps * (8 if got.dtype == torch.float32 else 1)
+    torch.testing.assert_close(got.float(), want.float(), atol=factor * eps, rtol=factor * eps)
+
+
+def pool(shape, dtype, device):
+    _, kv_heads, head_dim, block_size = shape
+    return (torch.randn(NUM_BLOCKS * block_size, kv_heads, head_dim, device=device, dtype=dtype) for _ in range(2))
+
+
+def tables(count, width, device):
+    return torch.randperm(NUM_BLOCKS)[:count * width].view(count, width).to(device, torch.int32)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_store_writes_what_torch_writes(shape, device):
+    heads, kv_heads, head_dim, _ = shape
+    for dtype in dtypes(device):
+        qkv = torch.randn(5, heads + 2 * kv_heads, head_dim, device=device, dtype=dtype)  # k and v as the projection leaves them
+        k, v = qkv[:, heads:heads + kv_heads], qkv[:, heads + kv_heads:]
+        slots = torch.tensor([3, -1, 7, 0, NUM_BLOCKS - 1], device=device)
+        caches = [[torch.full((NUM_BLOCKS, kv_heads, head_dim), 7.0, device=device, dtype=dtype) for _ in range(2)] for _ in range(2)]
+        store_kvcache_triton(k, v, *caches[0], slots)
+        store_kvcache_torch(k, v, *caches[1], slots)
+        assert torch.equal(caches[0][0], caches[1][0]) and torch.equal(caches[0][1], caches[1][1])
+        assert (caches[0][0] == 7.0).all(dim=(1, 2)).sum() == NUM_BLOCKS - 4, "slots that are not in the mapping were written"
+
+
+def test_store_of_nothing_is_nothing():
+    empty, cache = torch.zeros(0, 1, 2), torch.ones(4, 1, 2)
+    for store in (store_kvcache, store_kvcache_triton):
+        store(empty, empty, cache, cache, torch.zeros(0, dtype=torch.int64))
+        assert cache.eq(1).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dot", [True, False], ids=["matrix unit", "without"])
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decode_equals_gather_and_attend(shape, splits, dot, device):
+    heads, _, head_dim, size = shape
+    context = torch.tensor([0, 1, size + 1, 5 * size], device=device, dtype=torch.int32)  # 0: padding of a graph
+    for dtype in dtypes(device):
+        caches, table = list(pool(shape, dtype, device)), tables(4, 5, device)
+        q = torch.randn(4, heads, head_dim, device=device, dtype=dtype)
+        want = paged_decode_torch(q, *caches, table, context, size, head_dim**-0.5)
+        got = paged_decode_triton(q, *caches, table, context, size, head_dim**-0.5, dot=dot, splits=splits, tile=16)
+        close(got, want)
+        assert not got[0].any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("splits", [1, 2])
+def test_decode_of_some_rows_leaves_the_others(splits, device):
+    shape = heads, _, head_dim, size = SHAPES[0]
+    caches, table = list(pool(shape, torch.float32, device)), tables(4, 5, device)
+    context, q = torch.tensor([9, 3, 20, 11], device=device, dtype=torch.int32), torch.randn(7, heads, head_dim, device=device)
+    rows, tokens = (torch.tensor(values, device=device, dtype=torch.int32) for values in ([2, 0], [5, 1]))
+    out = [torch.full_like(q, 9.0) for _ in range(2)]
+    paged_decode_triton(q, *caches, table, context, size, 0.3, rows, tokens, out[0], splits=splits, tile=16)
+    paged_decode_torch(q, *caches, table, context, size, 0.3, rows, tokens, out[1])
+    close(out[0], out[1])
+    assert (out[0] == 9.0).all(dim=(1, 2)).tolist() == [True, False, True, True, True, False, True]
+
+
+def test_decode_without_a_gpu_is_torchs():
+    shape = SHAPES[0]
+    caches, table, context = list(pool(shape, torch.float32, "cpu")), tables(2, 3, "cpu"), torch.tensor([5, 9])
+    q = torch.randn(2, shape[0], shape[2])
+    assert torch.equal(paged_decode(q, *caches, table, context, 4, 0.5), paged_decode_torch(q, *caches, table, context, 4, 0.5))
+
+
+@pytest.mark.parametrize("rows, kv_heads, tokens, splits", [(256, 8, 4096, 1), (64, 8, 4096, 4), (8, 8, 4096, 16), (1, 8, 8192, 64), (1, 1, 100, 1)])
+def test_how_often_a_context_is_split_on_an_h200(rows, kv_heads, tokens, splits):
+    assert num_splits(rows, kv_heads, 132, tokens) == splits
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prefill_equals_gather_and_attend(shape, device):
+    heads, _, head_dim, size = shape
+    counts = [5, 1, 2 * size + 3, 4]                                   # a prompt, a decode that is not asked for, a chunk, one token behind a hit
+    contexts = [5, size + 1, 5 * size, size + 4]
+    contexts = [max(context, count) for context, count in zip(contexts, counts)]
+    table = tables(4, max(cdiv(context, size) for context in contexts), device)
+    starts = torch.tensor([0, *torch.tensor(counts).cumsum(0)], device=device, dtype=torch.int32)
+    rows = torch.tensor([2, 0, 3], device=device, dtype=torch.int32)
+    for dtype in dtypes(device):
+        caches = list(pool(shape, dtype, device))
+        q = torch.randn(sum(counts), heads, head_dim, device=device, dtype=dtype)
+        arguments = (*caches, table, torch.tensor(contexts, device=device, dtype=torch.int32), starts, rows, max(counts), size, head_dim**-0.5)
+        got, want = torch.full_like(q, 9.0), torch.full_like(q, 9.0)
+        paged_prefill_triton(q, *arguments, got, **({"tile": 16, "queries": 16} if device == "cpu" else {}))
+        paged_prefill_torch(q, *arguments, want)
+        close(got, want)
+        assert (got[5] == 9.0).all(), "a row that was not asked for was written"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [64, 100, 576])
+def test_norms(size, device):
+    for dtype in dtypes(device):
+        x, residual, weight = (torch.randn(*shape, device=device, dtype=dtype) for shape in ((3, size), (3, size), (size,)))
+        close(rms_norm_triton(x, weight, 1e-5), rms_norm_torch(x, weight, 1e-5), factor=8)
+        (got, got_sum), (want, want_sum) = add_rms_norm_triton(x, residual, weight, 1e-5), add_rms_norm_torch(x, residual, weight, 1e-5)
+        assert torch.equal(got_sum, want_sum)
+        close(got, want, factor=8)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [8, 1500])
+def test_silu_and_mul(size, device):
+    for dtype in dtypes(device):
+        gate_up = 3 * torch.randn(3, 2 * size, device=device, dtype=dtype)
+        close(silu_and_mul_triton(gate_up), silu_and_mul_torch(gate_up), factor=8)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_norm_rope_and_store_in_one_pass(shape, norm, device):
+    heads, kv_heads, head_dim, _ = shape
+    angles = torch.outer(torch.arange(50.0), torch.rand(head_dim // 2)).to(device)
+    positions, slots = torch.tensor([0, 49, 7, 8], device=device), torch.tensor([3, -1, 0, 7], device=device)
+    for dtype in dtypes(device):
+        qkv = torch.randn(4, (heads + 2 * kv_heads) * head_dim, device=device, dtype=dtype)
+        weights = [torch.rand(head_dim, device=device, dtype=dtype) + 0.5 for _ in range(2)] if norm else [None, None]
+        results = []
+        for run in (norm_rope_store_triton, norm_rope_store_torch):
+            caches = [torch.full((9, kv_heads, head_dim), 7.0, device=device, dtype=dtype) for _ in range(2)]
+            results.append([run(qkv, *weights, 1e-6, angles.cos(), angles.sin(), positions, *caches, slots, heads), *caches])
+        for got, want in zip(*results):
+            close(got, want, factor=8)
+        assert torch.equal(results[0][2], results[1][2]), "v is copied, so it must be equal"
+        assert (results[0][1] == 7.0).all(dim=(1, 2)).sum() == 6, "slots that are not in the mapping were written"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sampled_tokens_are_those_of_torch(device):
+    for dtype in dtypes(device):
+        logits = (3 * torch.randn(6, 9001, device=device)).to(dtype)
+        seeds = torch.tensor([3, -5, 2**62, 1, 1, 1], device=device)
+        temperatures, positions = torch.tensor([0.0, 0.7, 1.5, 1e-45, 1.0, 0.0], device=device), torch.arange(6, device=device)
+        assert torch.equal(sample_tokens_triton(logits, None, None, None), logits.argmax(dim=-1))
+        got, want = (run(logits, temperatures, seeds, positions) for run in (sample_tokens_triton, sample_tokens_torch))
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_many_draws_are_all_tokens(device):
+    """The smallest uniforms must not make an infinite noise: of 4 million draws a thousand lie below 2^-22."""
+    rows, size = (40, 100_000) if device == "cuda" else (1, 100_000)
+    seeds, positions = torch.arange(rows, device=device), torch.zeros(rows, dtype=torch.int64, device=device)
+    logits, temperatures = torch.zeros(rows, size, device=device), torch.ones(rows, device=device)
+    got = sample_tokens_triton(logits, temperatures, seeds, positions)
+    assert (got >= 0).all() and torch.equal(got, sample_tokens_torch(logits, temperatures, seeds, positions))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_that_are_not_finite_give_minus_one(device):
+    logits = torch.randn(4, 5000, device=device)
+    logits[0, 7], logits[1, 4999], logits[2] = torch.nan, torch.inf, -torch.inf
+    for temperatures in (None, torch.ones(4, device=device)):
+        extra = (torch.zeros(4, dtype=torch.int64, device=device),) * 2
+        for run in (sample_tokens_triton, sample_tokens_torch):
+            assert (run(logits, temperatures, *extra) < 0).tolist() == [True, True, True, False]
+
+
+def test_sizes_of_tiles():
+    assert [next_power_of_2(n) for n in (1, 2, 3, 576, 1024)] == [1, 2, 4, 1024, 1024] and cdiv(9, 4) == 3
