@@ -16,6 +16,8 @@ from minivllm.worker.device import (GIB, capability, default_gpu_memory_utilizat
                                     select_device, select_dtype)
 from minivllm.worker.kv_cache import CPU_POOL_BYTES, GPU_RESERVE_BYTES, KVCacheSpec
 
+#: Bytes a second that a device's memory gives, from its data sheet: what bounds a decode step.
+BANDWIDTH = {"T4": 320e9, "L4": 300e9, "A100 40 GB": 1555e9, "H200": 4800e9}
 #: Package -> what it is for, and how to get it; shown when it is missing.
 _OPTIONAL = {
     "transformers": ("tokenizers and chat templates", "pip install transformers"),
@@ -72,12 +74,15 @@ def _model_lines(model: str, device: torch.device) -> Iterator[str]:
     except (ValueError, OSError, ImportError) as error:
         yield f"model        {model}: {error}"
         return
-    weights = sum(parameter.numel() for parameter in shapes.parameters()) * dtype.itemsize
+    elements = sum(parameter.numel() for parameter in shapes.parameters())
+    weights = elements * dtype.itemsize
     spec = KVCacheSpec.of(config, dtype)
     pool = CPU_POOL_BYTES if device.type == "cpu" else _gpu_pool_bytes(device, weights)
     yield f"model        {model}: {config.architecture}, {config.num_layers} layers, dtype {str(dtype).removeprefix('torch.')}"
     yield f"weights      {weights / GIB:.2f} GiB"
     yield f"KV cache     {spec.bytes_per_token:,} bytes a token; pool {pool / GIB:.2f} GiB: {max(0, pool) // spec.bytes_per_token:,} tokens"
+    bounds = ", ".join(f"{name} {bandwidth / (2 * elements):,.0f}" for name, bandwidth in BANDWIDTH.items())
+    yield f"predicted    tokens/s for one sequence in 16 bit, at most: {bounds} (all weights read once a token; a bound, not measured)"
     if pool <= 0:
         yield "             the weights leave no room for a KV cache: choose a smaller model, or close what else uses the GPU"
 

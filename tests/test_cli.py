@@ -77,6 +77,13 @@ def test_doctor_says_what_is_used_and_why(capsys):
         assert word in text
 
 
+def test_doctor_predicts_from_bytes(capsys):
+    """134,515,008 weights of two bytes against 320 GB/s: 1,189 readings a second."""
+    assert main(["doctor"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("predicted")]
+    assert "T4 1,189" in line and "H200 17,842" in line and "not measured" in line
+
+
 def test_doctor_says_what_is_missing_and_how_to_get_it(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["doctor"]) == 0
