@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from minivllm.kernels.jit import INTERPRETED, cdiv, next_power_of_2
+from minivllm.kernels.jit import INTERPRETED, cdiv, jit, next_power_of_2, tl
 from minivllm.kernels.paged_decode import num_splits, paged_decode, paged_decode_torch, paged_decode_triton
 from minivllm.kernels.paged_prefill import paged_prefill_torch, paged_prefill_triton
 from minivllm.kernels.rms_norm import add_rms_norm_torch, add_rms_norm_triton, rms_norm_torch, rms_norm_triton
 from minivllm.kernels.rope_store import norm_rope_store_torch, norm_rope_store_triton
-from minivllm.kernels.sample import sample_tokens_torch, sample_tokens_triton
+from minivllm.kernels.sample import _noise, sample_tokens_torch, sample_tokens_triton
 from minivllm.kernels.silu_and_mul import silu_and_mul_torch, silu_and_mul_triton
 from minivllm.kernels.store_kvcache import store_kvcache, store_kvcache_torch, store_kvcache_triton
 
@@ -181,14 +181,22 @@ def test_sampled_tokens_are_those_of_torch(device):
         assert torch.equal(got, want)
 
 
+@jit
+def _noise_of(out, bits, NUM: tl.constexpr):
+    index = tl.arange(0, NUM)
+    tl.store(out + index, _noise(tl.load(bits + index).to(tl.uint32)))
+
+
 @pytest.mark.parametrize("device", DEVICES)
-def test_many_draws_are_all_tokens(device):
-    """The smallest uniforms must not make an infinite noise: of 4 million draws a thousand lie below 2^-22."""
-    rows, size = (40, 100_000) if device == "cuda" else (1, 100_000)
-    seeds, positions = torch.arange(rows, device=device), torch.zeros(rows, dtype=torch.int64, device=device)
-    logits, temperatures = torch.zeros(rows, size, device=device), torch.ones(rows, device=device)
-    got = sample_tokens_triton(logits, temperatures, seeds, positions)
-    assert (got >= 0).all() and torch.equal(got, sample_tokens_torch(logits, temperatures, seeds, positions))
+def test_the_noise_is_finite_and_right_at_both_ends(device):
+    """Of the smallest uniforms 1 - u rounds to 1; a plain log(1 - u) would make an infinity of every 2^25th draw."""
+    bits = torch.tensor([0, 1, 2, 5, 100, 127, 128, 1000, 2**20, 42949672, 42949673, 2**31, 2**32 - 2**20, 2**32 - 129, 2**32 - 2, 2**32 - 1], device=device)
+    got = torch.empty(16, device=device)
+    _noise_of[(1,)](got, bits, NUM=16)
+    u = ((bits.float() + 0.5) * 2.0**-32).clamp(max=1 - 2**-24)
+    want = -(-torch.log1p(-u.double())).log().float()
+    assert got.isfinite().all()
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
