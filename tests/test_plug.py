@@ -53,6 +53,19 @@ def test_the_llm_is_left_as_it_was(tiny):
     assert answer(tiny) == before
 
 
+def test_the_graphs_of_the_llm_are_left_alone(tiny, monkeypatch):
+    """They hold the LLM's own attention and pool: a step through them would pass the learner's function by."""
+    graphs, calls = object(), []
+    monkeypatch.setattr(tiny.runner, "graphs", graphs)  # any use of it fails
+
+    def function(q, k, v):
+        calls.append(len(q))
+        return attention._attend(q, k, v)
+
+    plug.run_with_attention(tiny, function, PROMPT, 4)
+    assert 1 in calls and tiny.runner.graphs is graphs
+
+
 def prints_nothing(q, k, v):
     print(end="")
 

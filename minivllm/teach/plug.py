@@ -186,13 +186,14 @@ def _tokens(llm: LLM, backend: AttentionBackend | None, prompt: Prompt, max_toke
 
 @contextmanager
 def _borrowed(llm: LLM, backend: Any, num_blocks: int) -> Iterator[None]:
-    """The runner with another backend and a pool of its own; both are put back whatever happens."""
+    """The runner with another backend and a pool of its own, and without its graphs, which hold the old ones; all put back whatever happens."""
     runner = llm.runner
-    before, pool = runner.backend, runner.pool
+    before, pool, graphs = runner.backend, runner.pool, runner.graphs
     try:
+        runner.graphs = None
         runner.backend, runner.pool = backend, KVCachePool(runner.spec, num_blocks, runner.block_size, runner.device)
         runner.pool.bind(runner.model, backend)
         yield
     finally:
-        runner.backend, runner.pool = before, pool
+        runner.backend, runner.pool, runner.graphs = before, pool, graphs
         pool.bind(runner.model, before)
