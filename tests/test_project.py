@@ -126,3 +126,11 @@ def test_the_troubles_are_told_in_the_same_words_everywhere():
         assert seen in said and help_ in said
         for name in ("README.md", "notebooks/WORKSHOP.md"):
             assert line in (ROOT / name).read_text(), f"{name} does not say: {line}"
+
+
+@pytest.mark.parametrize("words, patterns", [(r"about ([\d,]+) lines of code", ["engine/*.py", "worker/*.py", "llm.py"]),
+                                             (r"Another ([\d,]+) lines", ["attention/*.py", "layers/*.py", "models/*.py"])])
+def test_the_tour_tells_how_long_the_code_is(words, patterns):
+    said = int(re.search(words, (ROOT / "notebooks" / "00_tour.py").read_text())[1].replace(",", ""))
+    counted = sum(len(code_lines(file)) for pattern in patterns for file in PACKAGE.glob(pattern))
+    assert abs(said - counted) <= 0.1 * counted, f"00_tour says {said}, there are {counted}"

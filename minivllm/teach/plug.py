@@ -186,7 +186,7 @@ def _tokens(llm: LLM, backend: AttentionBackend | None, prompt: Prompt, max_toke
 
 @contextmanager
 def _borrowed(llm: LLM, backend: Any, num_blocks: int) -> Iterator[None]:
-    """The runner with another backend and a pool of its own, and without its graphs, which hold the old ones; all put back whatever happens."""
+    """The runner with another backend, a pool of its own and no graphs, which hold the old ones; all are put back whatever happens."""
     runner = llm.runner
     before, pool, graphs = runner.backend, runner.pool, runner.graphs
     try:
