@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 90: 227 << 10}  # the most that one program may have
+SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 89: 99 << 10, 90: 227 << 10}  # the most that one program may have
 SCRIPT = """
 import json, sys
 import triton
@@ -22,14 +22,17 @@ from minivllm.kernels import paged_decode, paged_prefill, rms_norm, rope_store, 
 
 capability = int(sys.argv[1])
 F, I32, I64, f32, i32 = "*fp16", "*i32", "*i64", "fp32", "i32"
-T4 = capability < 80
+T4, SHARED = capability < 80, int(sys.argv[2])
 H, K, D, S = 16, 8, 128, 16  # Qwen3-0.6B
+TILE = paged_decode.launch_shape(256, K, 132, 4096, 2 * D, SHARED)[1]
+LARGE = SHARED >= paged_prefill._LARGE_SHARED
+EARLY = capability >= 90
 KERNELS = {
     "store": (store_kvcache._store_kernel, [F, F, F, F, I64, i32, i32, i32], dict(WIDTH=1024, COLUMNS=1024, TOKENS=4), {}),
     "decode": (paged_decode._decode_kernel, [F, "*fp32", "*fp32", F, F, F, I32, I32, I32, I32, f32, i32, i32],
-               dict(H=H, K=K, D=D, S=S, HEADS=2 if T4 else 16, WIDTH=D, TILE=32 if T4 else 128, SPLITS=4, DOT=not T4, INDEXED=True),
+               dict(H=H, K=K, D=D, S=S, HEADS=2 if T4 else 16, WIDTH=D, TILE=32 if T4 else TILE, SPLITS=4, DOT=not T4, INDEXED=True, EARLY=EARLY),
                dict(num_warps=4, num_stages=3)),
-    "join": (paged_decode._join_kernel, [F, "*fp32", "*fp32", I32], dict(H=H, D=D, WIDTH=D, SPLITS=4, PARTS=4, INDEXED=True), dict(num_warps=2)),
+    "join": (paged_decode._join_kernel, [F, "*fp32", "*fp32", I32], dict(H=H, D=D, WIDTH=D, SPLITS=4, PARTS=4, INDEXED=True, EARLY=EARLY), dict(num_warps=2)),
     "norm": (rms_norm._norm_kernel, [F, F, F, F, F, f32, i32], dict(SIZE=1024, COLUMNS=1024, ADD=True), {}),
     "rope": (rope_store._rope_store_kernel, [F, F, F, F, f32, "*fp32", "*fp32", I64, F, F, I64, i32],
              dict(H=H, K=K, D=D, HEADS=32, HALF=64, NORM=True), {}),
@@ -39,7 +42,7 @@ KERNELS = {
 }
 if not T4:
     KERNELS["prefill"] = (paged_prefill._prefill_kernel, [F, F, F, F, I32, I32, I32, I32, f32, i32, i32],
-                          dict(H=H, K=K, D=D, S=S, HEADS=2, WIDTH=D, TOKENS=64, TILE=64), dict(num_warps=4, num_stages=3))
+                          dict(H=H, K=K, D=D, S=S, HEADS=2, WIDTH=D, TOKENS=64 if LARGE else 32, TILE=64), dict(num_warps=4, num_stages=3))
 for name, (kernel, types, constants, options) in KERNELS.items():
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else t for n, t in zip(names, [*types, *[None] * len(constants)])}
@@ -54,7 +57,7 @@ for name, (kernel, types, constants, options) in KERNELS.items():
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 def test_kernels_compile_for(capability, tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(capability)], cwd=ROOT, capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(capability), str(SHARED_BYTES[capability])], cwd=ROOT, capture_output=True, text=True,
                           env={**environment, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr[-3000:]
     built = {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minivllm.kernels.jit import INTERPRETED, cdiv, jit, next_power_of_2, tl
-from minivllm.kernels.paged_decode import num_splits, paged_decode, paged_decode_torch, paged_decode_triton
+from minivllm.kernels.paged_decode import launch_shape, paged_decode, paged_decode_torch, paged_decode_triton
 from minivllm.kernels.paged_prefill import paged_prefill_torch, paged_prefill_triton
 from minivllm.kernels.rms_norm import add_rms_norm_torch, add_rms_norm_triton, rms_norm_torch, rms_norm_triton
 from minivllm.kernels.rope_store import norm_rope_store_torch, norm_rope_store_triton
@@ -105,9 +105,18 @@ def test_decode_without_a_gpu_is_torchs():
     assert torch.equal(paged_decode(q, *caches, table, context, 4, 0.5), paged_decode_torch(q, *caches, table, context, 4, 0.5))
 
 
-@pytest.mark.parametrize("rows, kv_heads, tokens, splits", [(256, 8, 4096, 1), (64, 8, 4096, 4), (8, 8, 4096, 16), (1, 8, 8192, 64), (1, 1, 100, 1)])
-def test_how_often_a_context_is_split_on_an_h200(rows, kv_heads, tokens, splits):
-    assert num_splits(rows, kv_heads, 132, tokens) == splits
+@pytest.mark.parametrize("rows, kv_heads, tokens, splits, tile", [
+    (256, 8, 4096, 1, 128), (128, 8, 4096, 2, 128), (64, 8, 4096, 4, 128), (8, 8, 4096, 8, 64), (1, 8, 8192, 64, 64), (1, 1, 100, 1, 64)])
+def test_how_often_a_context_is_split_on_an_h200(rows, kv_heads, tokens, splits, tile):
+    assert launch_shape(rows, kv_heads, 132, tokens, row_bytes=256, shared=227 << 10) == (splits, tile)
+
+
+@pytest.mark.parametrize("shared", [64 << 10, 99 << 10, 163 << 10])
+@pytest.mark.parametrize("row_bytes", [16, 128, 192, 256, 512, 1024])
+def test_tiles_fit_into_the_shared_memory(row_bytes, shared):
+    for rows in (1, 1000):
+        _, tile = launch_shape(rows, 8, 40, 4096, row_bytes, shared)
+        assert tile & (tile - 1) == 0 and (tile == 16 or 4 * tile * row_bytes <= shared)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -176,6 +185,7 @@ def test_sampled_tokens_are_those_of_torch(device):
         logits = (3 * torch.randn(6, 9001, device=device)).to(dtype)
         seeds = torch.tensor([3, -5, 2**62, 1, 1, 1], device=device)
         temperatures, positions = torch.tensor([0.0, 0.7, 1.5, 1e-45, 1.0, 0.0], device=device), torch.arange(6, device=device)
+        positions[2:5] += torch.tensor([1, 5, 2**31 - 1], device=device) << 32  # of siblings
         assert torch.equal(sample_tokens_triton(logits, None, None, None), logits.argmax(dim=-1))
         got, want = (run(logits, temperatures, seeds, positions) for run in (sample_tokens_triton, sample_tokens_torch))
         assert torch.equal(got, want)

@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from minivllm.worker import device as devices
+from minivllm.worker.device import PROFILE_VARIABLE
 
 try:
     import triton
@@ -37,6 +42,23 @@ def jit(function: Callable[..., None] | None = None, changing: tuple[str, ...] =
 def uses_triton(tensor: Tensor) -> bool:
     """Whether work on `tensor` goes to a kernel: on a GPU where Triton is installed."""
     return tensor.is_cuda and triton is not None
+
+
+def has_early_launch(device: torch.device) -> bool:
+    """Whether a kernel may come up while the one before it ends (programmatic dependent launch): from sm90 on, if Triton knows it."""
+    return _abilities(device, os.environ.get(PROFILE_VARIABLE))[0]
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a program may use; on a CPU, where kernels are interpreted, as many as on an H200."""
+    return _abilities(device, os.environ.get(PROFILE_VARIABLE))[1]
+
+
+@functools.cache
+def _abilities(device: torch.device, _profile: str | None) -> tuple[bool, int]:
+    if device.type != "cuda":
+        return False, 227 << 10
+    return devices.capability(device) >= (9, 0) and hasattr(tl.extra.cuda, "gdc_wait"), devices.shared_memory(device)
 
 
 def next_power_of_2(number: int) -> int:

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from minivllm.kernels.jit import jit, next_power_of_2, tl, uses_triton
+from minivllm.kernels.jit import has_early_launch, jit, next_power_of_2, shared_memory, tl, uses_triton
 
 _MIXED_SPLITS = 4  # in a mixed step the rows' number changes all the time, and each number of splits is a kernel to compile
 _LOG2E = 1.4426950408889634  # the hardware has 2^x, not e^x
@@ -22,14 +22,18 @@ _LOG2E = 1.4426950408889634  # the hardware has 2^x, not e^x
 @jit(changing=("table_stride",))
 def _decode_kernel(out, partial, log_sums, q, k_cache, v_cache, block_tables, context_lens, rows, tokens, scale, q_stride, table_stride,
                    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, S: tl.constexpr,
-                   HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, DOT: tl.constexpr,
-                   INDEXED: tl.constexpr):
+                   HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
+                   DOT: tl.constexpr, INDEXED: tl.constexpr, EARLY: tl.constexpr):
     """One program: the H // K query heads of one kv head, of one row, over one of SPLITS parts of its context.
 
     HEADS and WIDTH are H // K and D rounded up to what a tile needs. DOT: use the matrix unit; else multiply and add.
     INDEXED: the rows to compute are listed in `rows`, the places of their tokens in `tokens`; else row b's token is token b.
+    EARLY: the kernel comes up while the one before it ends, and lets the next one do so (from sm90 on).
     """
     kv_head, index, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()  # the joining kernel may come up beside this one
+        tl.extra.cuda.gdc_wait()               # until what came before has written q, keys and values
     row = tl.load(rows + index) if INDEXED else index
     token = (tl.load(tokens + index) if INDEXED else index).to(tl.int64)
     context = tl.load(context_lens + row)
@@ -77,12 +81,14 @@ def _decode_kernel(out, partial, log_sums, q, k_cache, v_cache, block_tables, co
 
 @jit
 def _join_kernel(out, partial, log_sums, tokens, H: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
-                 SPLITS: tl.constexpr, PARTS: tl.constexpr, INDEXED: tl.constexpr):
+                 SPLITS: tl.constexpr, PARTS: tl.constexpr, INDEXED: tl.constexpr, EARLY: tl.constexpr):
     """One program: one head of one row. Parts are weighed by the sums of their exponentials."""
     index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = (tl.load(tokens + index) if INDEXED else index).to(tl.int64)
     parts, columns = tl.arange(0, PARTS), tl.arange(0, WIDTH)
     at = (index * H + head) * SPLITS + parts
+    if EARLY:
+        tl.extra.cuda.gdc_wait()  # until the parts are written
     sums = tl.load(log_sums + at, mask=parts < SPLITS, other=-float("inf"))
     best = tl.max(sums, axis=0)
     weights = tl.where(sums > -float("inf"), tl.exp2(sums - tl.where(best > -float("inf"), best, 0.0)), 0.0)
@@ -94,20 +100,20 @@ def _join_kernel(out, partial, log_sums, tokens, H: tl.constexpr, D: tl.constexp
 
 
 @functools.cache
-def num_splits(num_rows: int, num_kv_heads: int, num_processors: int, max_tokens: int) -> int:
-    """How many programs share a row's context: a power of two that makes some eight programs a processor, each with 128 tokens or more.
+def launch_shape(num_rows: int, num_kv_heads: int, num_processors: int, max_tokens: int, row_bytes: int, shared: int) -> tuple[int, int]:
+    """(splits, tile): how many programs share a row's context, and how many tokens each takes in at a time.
 
-    Rounded up where rows are many, which evens out unequal lengths, and down where they are few. Found by trying all on an H200.
+    With many rows: eight programs a processor, which evens out unequal lengths, and large tiles. With few: four, and half as large,
+    so that two programs at once find room on a processor. Never parts of less than 128 tokens. Found by trying all on an H200.
     """
     programs = num_rows * num_kv_heads
-    wanted = 8 * num_processors / programs
-    power = next_power_of_2(math.ceil(wanted)) if programs >= 2 * num_processors else next_power_of_2(math.floor(wanted) + 1) // 2
-    return max(1, min(power, next_power_of_2(max_tokens // 128)))
-
-
-def _tile(row_bytes: int) -> int:
-    """Tokens in a tile of the matrix unit's kernel: 32 KiB of keys, and at least 16."""
-    return max(16, min(128, 32768 // row_bytes))
+    if programs >= num_processors:
+        splits, bytes_of_keys = next_power_of_2(math.ceil(8 * num_processors / programs)), 32 << 10
+    else:
+        splits, bytes_of_keys = next_power_of_2(4 * num_processors // programs + 1) // 2, 16 << 10
+    bytes_of_keys = min(bytes_of_keys, shared // 6)  # of keys and of values, two tiles each are under way
+    tile = max(16, min(128, bytes_of_keys // row_bytes))
+    return max(1, min(splits, next_power_of_2(max_tokens // 128))), 1 << (tile.bit_length() - 1)
 
 
 def paged_decode_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, block_size: int, scale: float,
@@ -116,13 +122,13 @@ def paged_decode_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table
     """As `paged_decode`, by the kernels. dot: whether the matrix unit is used (a T4 gets scalar code from it, and does better without)."""
     (_, num_heads, head_dim), num_kv_heads = q.shape, k_cache.shape[1]
     indexed, num_rows, group = rows is not None, len(q if rows is None else rows), num_heads // num_kv_heads
-    if splits is None and indexed:
-        splits = _MIXED_SPLITS
-    elif splits is None:
-        processors = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 1
-        splits = num_splits(num_rows, num_kv_heads, processors, block_tables.shape[1] * block_size)
     heads, width = max(16, next_power_of_2(group)) if dot else next_power_of_2(group), next_power_of_2(max(head_dim, 16 if dot else 1))
-    tile = tile or (_tile(q.element_size() * width) if dot else max(8, min(32, 8192 // (heads * width))))
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 1
+    wanted = launch_shape(num_rows, num_kv_heads, processors, block_tables.shape[1] * block_size, q.element_size() * width, shared_memory(q.device))
+    splits = splits or (_MIXED_SPLITS if indexed else wanted[0])
+    tile = tile or (wanted[1] if dot else max(8, min(32, 8192 // (heads * width))))
+    early = has_early_launch(q.device)
+    options = {"launch_pdl": True} if early else {}
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     parts = (num_rows, num_heads, splits)
     partial = torch.empty((*parts, head_dim), dtype=torch.float32, device=q.device) if splits > 1 else out
@@ -130,11 +136,11 @@ def paged_decode_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table
     rows, tokens = (rows, tokens) if indexed else (context_lens, context_lens)
     _decode_kernel[(num_kv_heads, num_rows, splits)](
         out, partial, log_sums, q, k_cache, v_cache, block_tables, context_lens, rows, tokens, scale * _LOG2E, q.stride(0), block_tables.stride(0),
-        H=num_heads, K=num_kv_heads, D=head_dim, S=block_size, HEADS=heads, WIDTH=width, TILE=tile, SPLITS=splits, DOT=dot, INDEXED=indexed,
-        num_warps=4, num_stages=3)
+        H=num_heads, K=num_kv_heads, D=head_dim, S=block_size, HEADS=heads, WIDTH=width, TILE=tile, SPLITS=splits,
+        DOT=dot, INDEXED=indexed, EARLY=early, num_warps=4, num_stages=3, **options)
     if splits > 1:
         _join_kernel[(num_rows, num_heads)](out, partial, log_sums, tokens, H=num_heads, D=head_dim, WIDTH=width, SPLITS=splits,
-                                            PARTS=next_power_of_2(splits), INDEXED=indexed, num_warps=2)
+                                            PARTS=next_power_of_2(splits), INDEXED=indexed, EARLY=early, num_warps=2, **options)
     return out
 
 

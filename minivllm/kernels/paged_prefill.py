@@ -10,9 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minivllm.kernels.jit import cdiv, jit, next_power_of_2, tl, uses_triton
+from minivllm.kernels.jit import cdiv, jit, next_power_of_2, shared_memory, tl, uses_triton
 
 _LOG2E = 1.4426950408889634
+_LARGE_SHARED = 128 << 10  # bytes of shared memory for 128 queries and the tiles under way; an L4 has 99 KiB, an A100 163
 
 
 @jit
@@ -29,11 +30,11 @@ def _attend_tile(best, total, mixed, query, query_positions, start, end, row_tab
         values = tl.load(v_cache + at, mask=wanted, other=0.0)
     else:  # a mask that is always true costs all the same
         keys, values = tl.load(k_cache + at), tl.load(v_cache + at)
-    scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale  # [QUERIES, TILE]
+    scores = tl.dot(query, tl.trans(keys), input_precision="ieee")  # [QUERIES, TILE]
     if MASKED:
         scores = tl.where(positions[None, :] <= query_positions[:, None], scores, -float("inf"))
     higher = tl.maximum(best, tl.max(scores, axis=1))
-    faded, weights = tl.exp2(best - higher), tl.exp2(scores - higher[:, None])
+    faded, weights = tl.exp2((best - higher) * scale), tl.exp2(scores * scale - (higher * scale)[:, None])
     total = total * faded + tl.sum(weights, axis=1)
     mixed = tl.dot(weights.to(values.dtype), values, mixed * faded[:, None], input_precision="ieee")
     return higher, total, mixed
@@ -43,14 +44,17 @@ def _attend_tile(best, total, mixed, query, query_positions, start, end, row_tab
 def _prefill_kernel(out, q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, rows, scale, q_stride, table_stride,
                     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, S: tl.constexpr,
                     HEADS: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr):
-    """One program: TOKENS tokens of one row for the H // K heads of one kv head. The last tokens, with most to read, go first."""
-    row = tl.load(rows + tl.program_id(2))
+    """One program: TOKENS tokens of one row for the H // K heads of one kv head.
+
+    The last tokens of every row, which have most to read, go first: what is left at the end is short.
+    """
+    kv_head, row = tl.program_id(0), tl.load(rows + tl.program_id(1))
     first = tl.load(cu_seqlens_q + row)
     num_tokens = tl.load(cu_seqlens_q + row + 1) - first
-    tile = tl.cdiv(num_tokens, TOKENS) - 1 - tl.program_id(0)
+    tile = tl.cdiv(num_tokens, TOKENS) - 1 - tl.program_id(2)
     if tile < 0:
         return
-    kv_head, context = tl.program_id(1), tl.load(context_lens + row)
+    context = tl.load(context_lens + row)
     lanes, columns = tl.arange(0, TOKENS * HEADS), tl.arange(0, WIDTH)
     tokens, head = tile * TOKENS + lanes // HEADS, lanes % HEADS
     inside = (tokens < num_tokens) & (head < H // K)
@@ -81,15 +85,16 @@ def paged_prefill_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tabl
     """As `paged_prefill`, by the kernel, which uses the matrix unit: not for a T4."""
     (_, num_heads, head_dim), num_kv_heads = q.shape, k_cache.shape[1]
     heads, width = next_power_of_2(num_heads // num_kv_heads), next_power_of_2(max(16, head_dim))  # tl.dot sums over at least 16
-    wide = q.element_size() > 2  # float32 tiles take twice the shared memory
-    queries = max(16, heads, queries or (64 if wide or width > 128 else 128))
-    tile = tile or (32 if wide or width > 128 else 64)
+    row_bytes = q.element_size() * width
+    large = row_bytes <= 256 and shared_memory(q.device) >= _LARGE_SHARED
+    queries = max(16, heads, queries or (128 if large else 64))
+    tile = tile or (64 if row_bytes <= 256 else 32)
     tokens = queries // heads
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    _prefill_kernel[(cdiv(most_tokens, tokens), num_kv_heads, len(rows))](
+    _prefill_kernel[(num_kv_heads, len(rows), cdiv(most_tokens, tokens))](
         out, q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, rows, scale * _LOG2E, q.stride(0), block_tables.stride(0),
         H=num_heads, K=num_kv_heads, D=head_dim, S=block_size, HEADS=heads, WIDTH=width, TOKENS=tokens, TILE=tile,
-        num_warps=4 if queries <= 128 else 8, num_stages=3 if not wide else 2)
+        num_warps=4 if queries <= 128 else 8, num_stages=3 if row_bytes <= 256 else 2)
     return out
 
 

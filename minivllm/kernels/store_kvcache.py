@@ -23,8 +23,8 @@ def _store_kernel(k, v, k_cache, v_cache, slot_mapping, num_tokens, k_stride, v_
     to = slots[:, None] * WIDTH + columns[None, :]
     keys = tl.load(k + tokens.to(tl.int64)[:, None] * k_stride + columns[None, :], mask=wanted)
     values = tl.load(v + tokens.to(tl.int64)[:, None] * v_stride + columns[None, :], mask=wanted)
-    tl.store(k_cache + to, keys, mask=wanted)
-    tl.store(v_cache + to, values, mask=wanted)
+    tl.store(k_cache + to, keys, mask=wanted, cache_modifier=".cs")  # written once, and not worth a place in the cache
+    tl.store(v_cache + to, values, mask=wanted, cache_modifier=".cs")
 
 
 def store_kvcache_triton(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:

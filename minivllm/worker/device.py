@@ -1,10 +1,38 @@
-"""Which device and which dtype: what "auto" means, and what is refused because the device cannot do it."""
+"""Which device and which dtype: what "auto" means, and what is refused because the device cannot do it.
+
+A device profile lets a larger GPU walk a smaller one's path: MINIVLLM_DEVICE_PROFILE=t4 in the environment. All that the package asks of
+a GPU (capability, memory, shared memory) is asked here, so that every choice follows the profile.
+"""
 
 from __future__ import annotations
+
+import os
+from dataclasses import dataclass
 
 import torch
 
 GIB = 2**30
+PROFILE_VARIABLE = "MINIVLLM_DEVICE_PROFILE"
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """What a GPU can do, sizes in bytes. shared_memory: the most that one program may have."""
+
+    capability: tuple[int, int]
+    total_memory: int
+    shared_memory: int
+
+
+PROFILES = {"t4": DeviceProfile((7, 5), 15 * GIB, 64 << 10)}
+
+
+def device_profile() -> DeviceProfile | None:
+    """The profile that the environment asks for, if any. Raises ValueError for a name that is not in PROFILES."""
+    name = os.environ.get(PROFILE_VARIABLE, "")
+    if name and name.lower() not in PROFILES:
+        raise ValueError(f"{PROFILE_VARIABLE} is {name!r}: unset it, or use one of {', '.join(PROFILES)}")
+    return PROFILES[name.lower()] if name else None
 
 
 def select_device(name: str) -> torch.device:
@@ -26,8 +54,26 @@ def select_device(name: str) -> torch.device:
 
 
 def capability(device: torch.device) -> tuple[int, int] | None:
-    """The GPU's compute capability, (7, 5) for a T4; None on a CPU."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    """The GPU's compute capability, (7, 5) for a T4 or under its profile; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    profile = device_profile()
+    return profile.capability if profile else torch.cuda.get_device_capability(device)
+
+
+def gpu_memory(device: torch.device) -> tuple[int, int]:
+    """Bytes of the GPU that are free, and all; under a profile no more than it has, less what this process holds."""
+    free, total = torch.cuda.mem_get_info(device)
+    if profile := device_profile():
+        free = max(0, min(free, profile.total_memory - torch.cuda.memory_reserved(device)))
+        total = min(total, profile.total_memory)
+    return free, total
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program may have: 64 KiB on a T4, 99 on an L4, 163 on an A100, 227 on an H200."""
+    profile = device_profile()
+    return profile.shared_memory if profile else torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 def has_bfloat16(device: torch.device) -> bool:
