@@ -51,7 +51,7 @@ def make_case(mix, block_size, heads, kv_heads, head_dim, device="cpu", seed=0):
         keys.append(k)
         values.append(v)
         queries.append(torch.randn(count, heads, head_dim, generator=generator))
-    backend, _ = attention.select("auto", torch.device(device))
+    backend, _ = attention.select("auto", torch.device(device), torch.float32)
     batch = build_batch(StepPlan(rows), block_size, backend, torch.device(device))
     return backend, batch.attention, rows, queries, keys, values, k_cache.to(device), v_cache.to(device)
 

@@ -84,3 +84,21 @@ def test_a_config_is_enough_for_random_weights(tmp_path, capsys):
 def test_the_hosts_cost_is_measured_for_each_variant():
     figures = measure_scheduler(num_running=4, steps=10, rounds=2)["microseconds_per_sequence"]
     assert set(figures) == {"10 waiting", "10,000 waiting", "10 waiting, traced"} and all(figure > 0 for figure in figures.values())
+
+
+def test_attention_in_every_way_gives_the_same_and_is_shown(monkeypatch):
+    from minivllm.bench import attention as bench
+
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(bench, "CPU_LENGTHS", (20, 33))
+    torch.manual_seed(0)
+    case = bench.Case(33, cpu, torch.float32, block_size=16)
+    from minivllm.attention.torch_sdpa import TorchSDPABackend
+
+    torch.testing.assert_close(case.paged(TorchSDPABackend()), case.naive(), atol=1e-5, rtol=1e-5)
+    result = bench.measure(cpu)
+    assert {(row["way"], row["length"]) for row in result["rows"]} == {(way, n) for way in ("naive", "torch_sdpa") for n in (20, 33)}
+    text = "\n".join(bench.show(result))
+    assert "naive" in text and "33" in text and "ms" in text and "out of memory" not in text
+    result["rows"][-1].update(seconds=None, extra_bytes=None)
+    assert "out of memory" in "\n".join(bench.show(result))

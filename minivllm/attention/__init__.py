@@ -52,7 +52,21 @@ def _triton_t4() -> AttentionBackend:
     return TritonBackend(dot=False)
 
 
-_BACKENDS: dict[str, Callable[[], AttentionBackend]] = {"torch_sdpa": _torch_sdpa, "triton": _triton, "triton_t4": _triton_t4}
+def _flash_attn() -> AttentionBackend:
+    from minivllm.attention.flash_attn import FlashAttentionBackend
+
+    return FlashAttentionBackend()
+
+
+def _flash_triton() -> AttentionBackend:
+    from minivllm.attention.flash_attn import FlashAttentionBackend
+
+    return FlashAttentionBackend(own_decode=True)
+
+
+_BACKENDS: dict[str, Callable[[], AttentionBackend]] = {"torch_sdpa": _torch_sdpa, "triton": _triton, "triton_t4": _triton_t4,
+                                                        "flash_attn": _flash_attn, "flash_triton": _flash_triton}
+_OURS = frozenset(_BACKENDS)
 
 
 def register_backend(name: str, make: Callable[[], AttentionBackend]) -> None:
@@ -60,26 +74,48 @@ def register_backend(name: str, make: Callable[[], AttentionBackend]) -> None:
     _BACKENDS[name] = make
 
 
-def select(name: str, device: torch.device, dtype: torch.dtype | None = None) -> tuple[AttentionBackend, str]:
+def select(name: str, device: torch.device, dtype: torch.dtype | None = None, shape: tuple[int, int, int] = (4, 2, 64),
+           block_size: int | None = None) -> tuple[AttentionBackend, str]:
     """The backend called `name` ("auto": the best that runs on `device`), and why it was chosen.
 
-    What runs is found out by running it: a small batch of every kind, compared with torch. Raises ValueError for an unknown name, and for
-    a backend of the package that was asked for and does not run, with the reason.
+    What runs is found out by running it: a small batch of every kind, of the model's `shape` (H, K, D), compared with torch. Raises
+    ValueError for an unknown name, and for a backend of the package that was asked for and does not run, with the reason.
     """
-    from minivllm.attention.trial import trial
-
     if name not in ("auto", *_BACKENDS):
         raise ValueError(f"attention backend {name!r} does not exist; choose 'auto' or one of {', '.join(_BACKENDS)}")
     if name != "auto":
-        backend = _BACKENDS[name]()
-        if name.startswith("triton") and (failure := trial(backend, device, dtype)):
+        backend, failure = _tried(name, device, dtype, shape, block_size) if name in _OURS else (_BACKENDS[name](), None)
+        if failure:
             raise ValueError(f"attention backend {name!r} does not run on {device}: {failure}")
         return backend, "asked for"
+    passed_over = ""
+    for candidate, why in _candidates(device):
+        backend, failure = _tried(candidate, device, dtype, shape, block_size)
+        if not failure:
+            return backend, why + passed_over
+        passed_over += f"; {candidate} does not run here: {failure}"
+    raise RuntimeError(f"no attention backend runs on {device}{passed_over}")
+
+
+def _candidates(device: torch.device) -> list[tuple[str, str]]:
+    """Names in the order of preference, each with the reason for taking it."""
+    torch_last = ("torch_sdpa", f"the one that runs on {device.type}")
     if device.type != "cuda":
-        return _torch_sdpa(), f"the one that runs on {device.type}"
-    make, why = (_triton, "its kernels read the pages in place") if has_matrix_unit(device) else (
-        _triton_t4, "decodes by kernels without the matrix unit, which Triton does not reach below sm80; prefills by torch")
-    backend = make()
-    if failure := trial(backend, device, dtype):
-        return _torch_sdpa(), f"{backend.name} does not run here: {failure}"
-    return backend, why
+        return [torch_last]
+    if not has_matrix_unit(device):
+        return [("triton_t4", "decodes by kernels without the matrix unit, which Triton does not reach below sm80; prefills by torch"), torch_last]
+    return [("flash_triton", "prompts by flash-attn, which is installed and runs, decodes by a Triton kernel"), ("triton", "its kernels read the pages in place"), torch_last]
+
+
+def _tried(name: str, device: torch.device, dtype: torch.dtype | None, shape: tuple[int, int, int],
+           block_size: int | None) -> tuple[AttentionBackend | None, str | None]:
+    """The backend, and None or what is wrong with it."""
+    from minivllm.attention.trial import trial
+
+    if name.startswith("flash") and device.type == "cuda" and not has_matrix_unit(device):
+        return None, "it needs a GPU of sm80 or newer"
+    try:
+        backend = _BACKENDS[name]()
+    except ImportError as error:
+        return None, f"{error}"
+    return backend, None if name == "torch_sdpa" else trial(backend, device, dtype, shape, block_size)

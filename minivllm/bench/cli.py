@@ -27,6 +27,11 @@ def add_parsers(bench: argparse.ArgumentParser) -> None:
     kernels = kinds.add_parser("kernels", help="the Triton kernels against a copy's bandwidth and a matrix product's rate; needs a GPU")
     kernels.add_argument("--output", metavar="FILE", help="save raw figures as JSON")
     kernels.set_defaults(run=_kernels)
+    attention = kinds.add_parser("attention", help="naive against paged and flash-style attention: time, memory, the longest prompt that fits")
+    attention.add_argument("--device", default="auto")
+    attention.add_argument("--memory-gib", type=float, help="as if the GPU had no more, for example 15 for a T4")
+    attention.add_argument("--output", metavar="FILE", help="save raw figures as JSON")
+    attention.set_defaults(run=_attention)
 
 
 def _generation_arguments(parser: argparse.ArgumentParser, defaults: dict) -> None:
@@ -76,6 +81,18 @@ def _kernels(args: argparse.Namespace) -> int:
     from minivllm.bench.kernels import measure, show
 
     result = {"environment": report.environment(torch.device("cuda")), **measure()}
+    print("\n".join(show(result)))
+    report.save(result, args.output)
+    return 0
+
+
+def _attention(args: argparse.Namespace) -> int:
+    from minivllm.bench import report
+    from minivllm.bench.attention import measure, show
+    from minivllm.worker.device import select_device
+
+    device = select_device(args.device)
+    result = {"environment": report.environment(device), **measure(device, args.memory_gib)}
     print("\n".join(show(result)))
     report.save(result, args.output)
     return 0
