@@ -9,7 +9,7 @@ import torch
 from minivllm.teach import check
 from minivllm.teach.compare import show
 from minivllm.teach.exercise import run
-from minivllm.teach.exercises import EXERCISES, attention, kv_cache
+from minivllm.teach.exercises import EXERCISES, attention, kv_cache, paged
 
 MISTAKES = [(name, index) for name, exercise in EXERCISES.items() for index in range(len(exercise.mistakes))]
 NAMES = list(EXERCISES)
@@ -88,6 +88,13 @@ def loop_attention(q, k, v):
     return torch.tensor(out).to(dtype)
 
 
+def decode_by_loops(q, k_cache, v_cache, block_table, context_len):
+    """The pages' tokens in a list, then attention one number at a time."""
+    size = k_cache.shape[1]
+    keys, values = ([cache[block_table[p // size], p % size] for p in range(context_len)] for cache in (k_cache, v_cache))
+    return loop_attention(q[None], torch.stack(keys), torch.stack(values))[0]
+
+
 def append_in_one_index(cache, length, k, v):
     if length + len(k) > cache.size(1):
         raise ValueError
@@ -107,6 +114,10 @@ RIGHT = {
     "append": [append_in_one_index],
     "wasted_share": [lambda n, m: sum(m - x for x in n) / (m * len(n)), lambda n, m: 1 - np.mean(n) / m,
                      lambda n, m: torch.tensor(1 - sum(n) / len(n) / m, dtype=torch.float64)],
+    "slot_mapping": [paged.slot_mapping, lambda t, a, n, s: np.array([t[p // s] * s + p % s for p in range(a, a + n)]),
+                     lambda t, a, n, s: torch.tensor(t)[torch.arange(a, a + n) // s] * s + torch.arange(a, a + n) % s,
+                     lambda t, a, n, s: [b * s + i for b in t for i in range(s)][a:a + n]],
+    "paged_decode": [paged.paged_decode, decode_by_loops],
 }
 
 

@@ -9,6 +9,7 @@ _WHERE = {  # name -> module; imported when first asked for, so that nothing but
     "MemoryView": "memory_view",
     "BatchView": "batch",
     "RecomputeView": "recompute",
+    "SlotView": "slots",
 }
 
 

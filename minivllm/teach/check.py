@@ -10,15 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 from minivllm.teach.diagnose import Result, diagnose
-from minivllm.teach.exercises import EXERCISES
+from minivllm.teach.exercises import CHECKERS, EXERCISES
 
-__all__ = ["break_it", "result", *EXERCISES]
+__all__ = ["break_it", "result", *EXERCISES, *CHECKERS]
 
 
 def result(name: str, function: Any) -> Result:
     """What `check.<name>(function)` finds. Raises KeyError for an unknown exercise, with those there are."""
+    if name in CHECKERS:
+        return CHECKERS[name](function)
     if name not in EXERCISES:
-        raise KeyError(f"no exercise is called {name!r}; there are {', '.join(EXERCISES)}")
+        raise KeyError(f"no exercise is called {name!r}; there are {', '.join([*EXERCISES, *CHECKERS])}")
     return diagnose(EXERCISES[name], function)
 
 
@@ -34,11 +36,12 @@ def _checker(name: str) -> Callable[[Any], None]:
         print(result(name, function))
 
     checker.__name__ = checker.__qualname__ = name
-    checker.__doc__ = f"Check your own {EXERCISES[name].signature}: print the first wrong result and its likely cause, if any."
+    signature = EXERCISES[name].signature if name in EXERCISES else name
+    checker.__doc__ = f"Check your own {signature}: print the first wrong result and its likely cause, if any."
     return checker
 
 
-globals().update({name: _checker(name) for name in EXERCISES})
+globals().update({name: _checker(name) for name in [*EXERCISES, *CHECKERS]})
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from minivllm.teach.stub import NOT_ATTEMPTED, is_stub, not_attempted, returned_
 
 _WIDTH = 110
 _MOST_LINES = 13
+_kept: dict[tuple[str, int], list[Outcome]] = {}
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ def diagnose(exercise: Exercise, function: Any) -> Result:
     """Check a learner's `function`. A stub (`...`, None, or one that raises NotImplementedError) counts as not attempted."""
     if function is None or function is ...:
         return Result("not attempted", NOT_ATTEMPTED)
+    if exercise.adapt is not None:
+        function = exercise.adapt(function)
     if not callable(function):
         text = f"give the function itself, not its result: check.{exercise.name}({exercise.name}); this is a {type(function).__name__}"
         return Result("failed", text, cause=text)
@@ -138,16 +141,28 @@ def _known_mistake(exercise: Exercise, outcomes: list[Outcome], index: int) -> s
     Not of one that agrees here alone: small cases often agree by chance, and a wrong hint is worse than none.
     """
     best, hint = len(outcomes) // 2, ""
-    for mistake in exercise.mistakes:
-        results = [_alike(got, run(mistake.function, case), mistake.same_text) for got, case in zip(outcomes, exercise.cases)]
+    for number, mistake in enumerate(exercise.mistakes):
+        results = [_alike(got, wrong, mistake.same_text) for got, wrong in zip(outcomes, _wrong_outcomes(exercise, number))]
         if results[index] and sum(results) > best and (all(results) or not mistake.everywhere):
             best, hint = sum(results), mistake.hint
     return hint
 
 
+def _wrong_outcomes(exercise: Exercise, number: int) -> list[Outcome]:
+    """What the exercise's mistake of this number does in every case. Those of kernels are kept: to run one takes a while."""
+    if exercise.adapt is None:
+        return [run(exercise.mistakes[number].function, case) for case in exercise.cases]
+    key = exercise.name, number
+    if key not in _kept:
+        _kept[key] = [run(exercise.mistakes[number].function, case) for case in exercise.cases]
+    return _kept[key]
+
+
 def _general(problem: str, got: Outcome) -> str:
     if got.raised is None:
         return problem
+    if isinstance(own := getattr(got.raised, "advice", None), str):  # the error knows best
+        return own
     advice = {
         IndexError: "an index runs past the end: print the shape of what is indexed, and count from 0",
         ZeroDivisionError: "something is divided by zero: look at which argument is 0 or 1 here",
@@ -185,6 +200,8 @@ def _shown(exercise: Exercise, outcome: Outcome, other: Outcome, learners: bool)
     for name in exercise.changes:
         if not same(outcome.after[name], other.after[name]) and (outcome.raised is None or learners and other.raised is not None):
             text += f", {name} then {show(outcome.after[name], other.after[name])}"
+    if exercise.adapt is not None and outcome.raised is None:  # a kernel returns nothing: what it leaves is all that counts
+        return text.partition(", ")[2] or "no error"
     return text
 
 

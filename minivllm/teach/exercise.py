@@ -43,6 +43,7 @@ class Exercise:
 
     kind: what it returns: "int", "float" or "tensor". shape: the letters of a returned tensor's dimensions.
     refusal: the hint for a function that raises on purpose where it must not.
+    adapt: turns what a learner gives, such as a kernel, into a plain function of the cases' arguments.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Exercise:
     shape: str = ""
     changes: tuple[str, ...] = ()
     refusal: str = "your own `raise` or `assert` stops this call, which is a valid one: look at its condition"
+    adapt: Callable[[Any], Any] | None = None
 
     @property
     def signature(self) -> str:

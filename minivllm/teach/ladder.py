@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 FILE = Path(__file__).with_name("ladder.json")
 #: When this variable is set, `show` saves its rung: the build of the notebooks does so.
 SAVE = "MINIVLLM_SAVE_LADDER"
-NAMES = {"00": "the finished engine, 8 at once", "01": "naive: everything recomputed", "02": "KV cache, one at a time"}
+NAMES = {"00": "the finished engine, 8 at once", "01": "naive: everything recomputed", "02": "KV cache, one at a time",
+         "04": "block table, one at a time"}
 
 
 def rungs() -> dict[str, dict[str, Any]]:

@@ -6,6 +6,7 @@ borrows the weights from stays exactly as it was. Used by the optional cell afte
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -95,7 +96,7 @@ def _call(function: Callable, given: str, *args: Any) -> Any:
     Tensors that it makes (a mask, say) land on the model's device: a beginner's code names none.
     """
     try:
-        with args[0].device:
+        with next((arg.device for arg in args if isinstance(arg, Tensor)), torch.device("cpu")):
             out = function(*args)
     except NotImplementedError:
         raise
@@ -176,6 +177,7 @@ def _tokens(llm: LLM, backend: AttentionBackend | None, prompt: Prompt, max_toke
                      max_num_queued_requests=None)
     with _borrowed(llm, backend or llm.runner.backend, num_blocks):
         engine = Engine(config, llm.runner, llm.engine.vocab_size, llm.engine.scheduler.stop_check.eos_token_ids)
+        engine.blocks.free_blocks = OrderedDict.fromkeys(range(num_blocks)[::-1])  # out of order, so that an ignored block table shows
         seq = engine.add(ids, sampling)
         while engine.has_unfinished_requests():
             engine.step()
