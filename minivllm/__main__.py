@@ -10,6 +10,7 @@ from minivllm import __version__
 from minivllm.bench import cli as bench_cli
 from minivllm.sampling_params import SamplingParams
 
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "max_tokens")
 MODEL_HELP = "'smollm2' (embedded, the default), a model directory, a .gguf file, or a hub name"
 
 
@@ -36,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--json", action="store_true", help="print one JSON object a prompt, one a line")
     _model_arguments(generate)
     _sampling_arguments(generate, max_tokens=64)
+    generate.add_argument("--n", type=int, default=1, help="answers to each prompt (default 1)")
     generate.set_defaults(run=_generate)
 
     chat = commands.add_parser("chat", help="talk to the model; Ctrl-C stops an answer, Ctrl-D ends")
@@ -65,13 +67,17 @@ def _sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> Non
     parser.add_argument("--temperature", type=float, default=1.0, help="0: always the most likely token (default 1.0)")
     parser.add_argument("--top-k", type=int, default=0, help="keep the k most likely tokens (default 0: all)")
     parser.add_argument("--top-p", type=float, default=1.0, help="keep the most likely tokens that reach p together (default 1.0)")
+    parser.add_argument("--min-p", type=float, default=0.0, help="keep tokens at least min-p times as likely as the most likely (default 0: all)")
+    parser.add_argument("--presence-penalty", type=float, default=0.0, help="taken once from every token generated before (default 0)")
+    parser.add_argument("--frequency-penalty", type=float, default=0.0, help="taken for each time a token was generated before (default 0)")
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="weakens tokens of prompt and answer (default 1: not at all)")
     parser.add_argument("--seed", type=int, help="makes the random choices repeatable")
 
 
 def _make(args: argparse.Namespace):
     from minivllm.llm import LLM
 
-    params = SamplingParams(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed, max_tokens=args.max_tokens)
+    params = SamplingParams(n=getattr(args, "n", 1), **{name: getattr(args, name) for name in _SAMPLING})
     return LLM(args.model, device=args.device, dtype=args.dtype, enforce_eager=args.enforce_eager), params
 
 
@@ -79,7 +85,8 @@ def _generate(args: argparse.Namespace) -> int:
     llm, params = _make(args)
     with llm:
         for output in llm.generate(args.prompts, params, use_tqdm=len(args.prompts) > 1 and sys.stderr.isatty()):
-            print(json.dumps(output.as_dict()) if args.json else output.prompt + output["text"], flush=True)
+            texts = [json.dumps(output.as_dict())] if args.json else [output.prompt + answer.text for answer in output.outputs]
+            print("\n".join(texts), flush=True)
     return 0
 
 

@@ -33,10 +33,12 @@ class EngineConfig:
     device: "auto", "cpu", "cuda" or "cuda:1". dtype: "auto", "float32", "float16" or "bfloat16".
     block_size: tokens a KV-cache block holds. num_kv_blocks: blocks in the pool; left out, it is sized from memory.
     gpu_memory_utilization: share of the GPU's memory that weights and pool may take together.
+    limit_gpu_memory: let torch refuse this process more than that share, a hard stop until close(). (The share is else only aimed at.)
     max_model_len: tokens of prompt and answer together. max_num_seqs: sequences that run at once.
     max_num_batched_tokens: tokens one step computes at most; never below max_num_seqs.
     max_num_queued_requests: how many may wait; one more is refused with QueueFullError. None: any number.
     policy: who is served first: "fcfs", "priority", "shortest_first", "longest_hit_first", or a function (see engine/policies.py).
+    enforce_eager: no CUDA graphs and no torch.compile. torch_compile: compile the parts of the model that are plain torch.
     load_format: "auto", or "dummy" for random weights: a directory with a config.json is then enough.
     """
 
@@ -47,6 +49,7 @@ class EngineConfig:
     block_size: int | None = None
     num_kv_blocks: int | None = None
     gpu_memory_utilization: float | None = None
+    limit_gpu_memory: bool = False
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -54,6 +57,7 @@ class EngineConfig:
     max_num_queued_requests: int | None = None
     policy: str | Callable = "fcfs"
     enforce_eager: bool = False
+    torch_compile: bool = False
     load_format: str = "auto"
     tensor_parallel_size: int = 1
     seed: int = 0
@@ -66,9 +70,11 @@ class EngineConfig:
         if self.max_model_len is not None:
             put("max_model_len", require_int(_OWNER, "max_model_len", self.max_model_len, 2))
         put("seed", require_int(_OWNER, "seed", self.seed, 0, 2**64 - 1))
-        for name in ("enable_prefix_caching", "enforce_eager"):
+        for name in ("enable_prefix_caching", "enforce_eager", "torch_compile", "limit_gpu_memory"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"LLM.{name} must be True or False, got {getattr(self, name)!r}")
+        if self.torch_compile and self.enforce_eager:
+            raise ValueError("LLM.enforce_eager=True means no torch.compile at all: leave out torch_compile, or enforce_eager")
         if not callable(self.policy) and self.policy not in POLICIES:
             raise ValueError(f"LLM.policy must be one of {', '.join(POLICIES)} or a function, got {self.policy!r}")
         if self.load_format not in ("auto", "dummy"):

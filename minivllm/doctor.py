@@ -9,12 +9,14 @@ from importlib import metadata
 import torch
 
 from minivllm import attention
+from minivllm.config import DEFAULT_MAX_NUM_SEQS
+from minivllm.memory import predicted_activation_bytes
 from minivllm.models import ModelConfig, model_class
 from minivllm.troubles import TROUBLES
 from minivllm.weights.hub import EMBEDDED_INSTALL, EMBEDDED_NAME, embedded_model_file, open_model
-from minivllm.worker.device import (GIB, capability, default_gpu_memory_utilization, default_max_num_batched_tokens, has_bfloat16,
-                                    select_device, select_dtype)
-from minivllm.worker.kv_cache import CPU_POOL_BYTES, GPU_RESERVE_BYTES, KVCacheSpec
+from minivllm.worker.device import (GIB, PROFILE_VARIABLE, capability, default_gpu_memory_utilization, default_max_num_batched_tokens,
+                                    device_profile, gpu_memory, has_bfloat16, select_device, select_dtype)
+from minivllm.worker.kv_cache import CPU_POOL_BYTES, GPU_SLACK_BYTES, KVCacheSpec
 
 #: Bytes a second that a device's memory gives, from its data sheet: what bounds a decode step.
 BANDWIDTH = {"T4": 320e9, "L4": 300e9, "A100 40 GB": 1555e9, "H200": 4800e9}
@@ -25,7 +27,7 @@ _OPTIONAL = {
     "gguf": ("reading .gguf files", "pip install gguf"),
     "tqdm": ("the progress bar", "pip install tqdm"),
     "triton": ("the GPU kernels", "it comes with CUDA builds of torch"),
-    "flash-attn": ("faster attention on sm80 and newer (not used yet)", "pip install flash-attn, where a ready wheel exists"),
+    "flash-attn": ("another attention backend on sm80 and newer", "pip install flash-attn, where a ready wheel exists"),
 }
 
 
@@ -45,9 +47,11 @@ def _device_lines(device: torch.device) -> Iterator[str]:
     yield f"python       {platform.python_version()}, {platform.system()} {platform.machine()}"
     yield f"torch        {torch.__version__}" + (f", CUDA {torch.version.cuda}" if torch.version.cuda else ", without CUDA")
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
+        free, total = gpu_memory(device)
         major, minor = capability(device)
         yield f"device       {device}: {torch.cuda.get_device_name(device)}, {total / GIB:.1f} GiB, {free / GIB:.1f} GiB free"
+        if profile := device_profile():
+            yield f"profile      {PROFILE_VARIABLE} is set: it is used as if it were sm{profile.capability[0]}{profile.capability[1]} with {profile.total_memory / GIB:.0f} GiB"
         yield f"capability   sm{major}{minor}: bfloat16 {'in hardware' if has_bfloat16(device) else 'only emulated, so float16 is used'}"
     else:
         why = "torch was built without CUDA" if not torch.version.cuda else "torch sees no CUDA device"
@@ -77,7 +81,8 @@ def _model_lines(model: str, device: torch.device) -> Iterator[str]:
     elements = sum(parameter.numel() for parameter in shapes.parameters())
     weights = elements * dtype.itemsize
     spec = KVCacheSpec.of(config, dtype)
-    pool = CPU_POOL_BYTES if device.type == "cpu" else _gpu_pool_bytes(device, weights)
+    step = predicted_activation_bytes(config, dtype, default_max_num_batched_tokens(device), DEFAULT_MAX_NUM_SEQS)
+    pool = CPU_POOL_BYTES if device.type == "cpu" else _gpu_pool_bytes(device, weights + step)
     yield f"model        {model}: {config.architecture}, {config.num_layers} layers, dtype {str(dtype).removeprefix('torch.')}"
     yield f"weights      {weights / GIB:.2f} GiB"
     yield f"KV cache     {spec.bytes_per_token:,} bytes a token; pool {pool / GIB:.2f} GiB: {max(0, pool) // spec.bytes_per_token:,} tokens"
@@ -87,9 +92,10 @@ def _model_lines(model: str, device: torch.device) -> Iterator[str]:
         yield "             the weights leave no room for a KV cache: choose a smaller model, or close what else uses the GPU"
 
 
-def _gpu_pool_bytes(device: torch.device, weights: int) -> int:
-    free, total = torch.cuda.mem_get_info(device)
-    return min(int(total * default_gpu_memory_utilization(device)), free) - weights - GPU_RESERVE_BYTES
+def _gpu_pool_bytes(device: torch.device, taken: int) -> int:
+    """Predicted; an LLM measures what a step takes, and its CUDA graphs."""
+    free, total = gpu_memory(device)
+    return min(int(total * default_gpu_memory_utilization(device)), free) - taken - GPU_SLACK_BYTES
 
 
 def _package_lines() -> Iterator[str]:

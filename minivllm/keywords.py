@@ -62,3 +62,11 @@ def require_number(owner: str, name: str, value: object) -> float:
     if number != number or number in (float("inf"), float("-inf")):
         raise ValueError(f"{owner}.{name} must be a finite number, got {number}")
     return number
+
+
+def require_range(owner: str, name: str, value: object, low: float, high: float) -> float:
+    """`value` as a float in `[low, high]`, else a TypeError or ValueError that names `owner.name` and the value."""
+    number = require_number(owner, name, value)
+    if not low <= number <= high:
+        raise ValueError(f"{owner}.{name} must be between {low} and {high}, got {number}")
+    return number

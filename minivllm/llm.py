@@ -13,8 +13,9 @@ from minivllm.engine.engine import Engine
 from minivllm.engine.events import Trace
 from minivllm.engine.explain import explain
 from minivllm.engine.sequence import Sequence
+from minivllm.engine.siblings import answered, members
 from minivllm.engine.stats import Stats
-from minivllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from minivllm.outputs import Piece, RequestOutput
 from minivllm.progress import ProgressBar
 from minivllm.prompts import Messages, Prompt, are_conversations, as_list, check_messages, text_of, without_names
 from minivllm.sampling_params import SamplingParams
@@ -100,7 +101,7 @@ class LLM:
         """
         prompts = as_list(prompts)
         requests = self._checked(prompts, sampling_params)
-        self.engine.check_room(len(requests))
+        self.engine.check_room(sum(params.n for _, params in requests))
         sequences: list[Sequence] = []
         try:
             for ids, params in requests:
@@ -109,7 +110,7 @@ class LLM:
         finally:
             self.engine.abort(sequences)
         _warn_of_errors(sequences, stacklevel=3)
-        return [self._output(seq, text_of(prompt)) for seq, prompt in zip(sequences, prompts)]
+        return [RequestOutput.of(seq, text_of(prompt), self.tokenizer) for seq, prompt in zip(sequences, prompts)]
 
     def chat(self, messages: Messages | list[Messages], sampling_params: SamplingParams | Listed[SamplingParams] | None = None,
              use_tqdm: bool = True) -> list[RequestOutput]:
@@ -117,8 +118,11 @@ class LLM:
         conversations = messages if are_conversations(messages) else [messages]
         return self.generate([{"prompt_token_ids": self.chat_prompt(conversation)} for conversation in conversations], sampling_params, use_tqdm)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
-        """The answer's text, piece by piece in whole characters. Closing the iterator aborts the request."""
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Piece]:
+        """The answer's text, piece by piece in whole characters. Closing the iterator aborts the request.
+
+        A piece is a str whose `index` says which answer it belongs to, where n > 1 makes several.
+        """
         [(ids, params)] = self._checked([prompt], sampling_params)
         if self.tokenizer is None:
             raise ValueError("streaming needs text, and this model has no tokenizer: use generate() and read token_ids")
@@ -142,9 +146,9 @@ class LLM:
         """Run one step of everything that is queued or running; returns the added requests that have finished since the last call."""
         if self.engine.has_unfinished_requests():
             self.engine.step()
-        done = [self._added.pop(request_id) for request_id, (seq, _) in list(self._added.items()) if seq.finished]
+        done = [self._added.pop(request_id) for request_id, (seq, _) in list(self._added.items()) if answered(seq)]
         _warn_of_errors([seq for seq, _ in done], stacklevel=3)
-        return [self._output(seq, prompt) for seq, prompt in done]
+        return [RequestOutput.of(seq, prompt, self.tokenizer) for seq, prompt in done]
 
     def has_unfinished_requests(self) -> bool:
         """Whether an added request's output has not been returned by `step` yet."""
@@ -202,7 +206,7 @@ class LLM:
                 raise TypeError(f"sampling_params must be a SamplingParams or a list of them, got {item!r:.80}")
         if self.tokenizer is None and any(item.stop for item in params):
             raise ValueError("stop strings need text, and this model has no tokenizer: use stop_token_ids")
-        return [(self.engine.check(self._token_ids(prompt)), item) for prompt, item in zip(prompts, params)]
+        return [(self.engine.check(self._token_ids(prompt), item), item) for prompt, item in zip(prompts, params)]
 
     def _token_ids(self, prompt: Prompt) -> Listed[int]:
         prompt = without_names(prompt)
@@ -215,8 +219,8 @@ class LLM:
         return prompt
 
     def _run(self, sequences: list[Sequence], use_tqdm: bool) -> None:
-        unfinished = {seq.seq_id for seq in sequences}
-        with ProgressBar(len(sequences), self.stats, use_tqdm) as bar:
+        unfinished = {member.seq_id for seq in sequences for member in members(seq)}
+        with ProgressBar(len(unfinished), self.stats, use_tqdm) as bar:
             while unfinished:
                 done = unfinished.intersection(seq.seq_id for seq in self.engine.step())
                 unfinished -= done
@@ -225,36 +229,23 @@ class LLM:
     def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[str]:
         seq = self.engine.add(ids, params, stream=True)
         try:
-            done = False
-            while not done:
-                if not seq.finished:  # the steps of another call may have ended it
+            answers = members(seq)
+            while answers:
+                if not all(answer.finished for answer in answers):  # the steps of another call may have ended them
                     self.engine.step()
-                done = seq.finished
-                if done:
-                    seq.detokenizer.finish()
-                if piece := seq.detokenizer.take(final=done):
-                    yield piece
+                for answer in list(answers):
+                    if done := answer.finished:
+                        answer.detokenizer.finish()
+                        answers.remove(answer)
+                    if piece := answer.detokenizer.take(final=done):
+                        yield Piece.of(piece, answer)
         finally:
             if self._engine is not None:
                 self.engine.abort([seq])
         _warn_of_errors([seq], stacklevel=3)
 
-    def _output(self, seq: Sequence, prompt: str | None) -> RequestOutput:
-        completion = CompletionOutput(0, self._text(seq), seq.generated_token_ids, seq.finish_reason, seq.stop_reason)
-        return RequestOutput(seq.seq_id, prompt, seq.token_ids[:seq.num_prompt_tokens], [completion],
-                             seq.num_cached_tokens or 0, RequestMetrics.of(seq))
-
-    def _text(self, seq: Sequence) -> str:
-        if seq.detokenizer is not None:
-            seq.detokenizer.finish()
-            return seq.detokenizer.text
-        if self.tokenizer is None:
-            return ""
-        ids = seq.generated_token_ids
-        return self.tokenizer.decode(ids[:-1] if seq.finish_reason == "stop" else ids)  # no stop string here, so it was a token
-
 
 def _warn_of_errors(sequences: list[Sequence], stacklevel: int) -> None:
-    for seq in sequences:
+    for seq in [member for leader in sequences for member in members(leader)]:
         if seq.error:
             warnings.warn(f"request {seq.seq_id} was aborted: {seq.error}", stacklevel=stacklevel)

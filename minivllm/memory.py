@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minivllm.worker.device import GIB
+from minivllm.worker.device import GIB, gpu_memory
 
 if TYPE_CHECKING:
+    from minivllm.models.config import ModelConfig
     from minivllm.worker.model_runner import ModelRunner
 
 
 @dataclass(frozen=True)
 class MemoryAccount:
-    """Sizes in bytes. `activation_peak`: on a GPU measured so far, on a CPU predicted for the largest step (`predicted` says which).
+    """Sizes in bytes. activation_peak: what the largest step takes: on a GPU measured, on a CPU `predicted`. graphs: what CUDA graphs hold,
 
-    free: what the device has left now. bytes_per_token: K and V of one token in all layers.
+    as it was measured before the pool was made. free: what the device has left now. bytes_per_token: K and V of one token in all layers.
     """
 
     device: str
@@ -26,6 +27,7 @@ class MemoryAccount:
     weights: int
     activation_peak: int
     predicted: bool
+    graphs: int
     kv_cache: int
     free: int
     bytes_per_token: int
@@ -46,7 +48,8 @@ class MemoryAccount:
         return "\n".join([
             row(self.device, self.total, "in all"),
             row("weights", self.weights, ""),
-            row("activations", self.activation_peak, "predicted for the largest step" if self.predicted else "the largest so far"),
+            row("activations", self.activation_peak, "predicted for the largest step" if self.predicted else "of the largest step, measured"),
+            *([row("CUDA graphs", self.graphs, "measured")] if self.graphs else []),
             row("KV cache", self.kv_cache, f"{self.num_blocks:,} blocks of {self.block_size} tokens; {self.bytes_per_token:,} bytes a token"),
             row("free", self.free, ""),
             f"fits             {', '.join(f'{self.requests_that_fit(n):,} x {n:,}' for n in (128, 1024, 8192) if n <= tokens) or 'nothing'} tokens",
@@ -57,20 +60,20 @@ def memory_account(runner: ModelRunner, limits: dict[str, Any], max_num_seqs: in
     """The account of a runner with a pool of `limits["num_kv_blocks"]` blocks of `limits["block_size"]`, allocated or only planned."""
     on_gpu = runner.device.type == "cuda"
     if on_gpu:
-        free, total = torch.cuda.mem_get_info(runner.device)
-        peak = max(0, torch.cuda.max_memory_allocated(runner.device) - runner.bytes_at_rest)
+        free, total = gpu_memory(runner.device)
+        peak = max(runner.profile.activations, torch.cuda.max_memory_allocated(runner.device) - runner.bytes_at_rest)
     else:
         page = os.sysconf("SC_PAGE_SIZE")
         free, total = os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
-        peak = predicted_activation_bytes(runner, limits["max_num_batched_tokens"], max_num_seqs)
+        peak = predicted_activation_bytes(runner.model_config, runner.dtype, limits["max_num_batched_tokens"], max_num_seqs)
     num_blocks, block_size, bytes_per_token = limits["num_kv_blocks"], limits["block_size"], runner.spec.bytes_per_token
-    return MemoryAccount(str(runner.device), total, runner.weight_bytes, peak, not on_gpu, num_blocks * block_size * bytes_per_token, free,
+    return MemoryAccount(str(runner.device), total, runner.weight_bytes, peak, not on_gpu, runner.profile.graphs, num_blocks * block_size * bytes_per_token, free,
                          bytes_per_token, block_size, num_blocks)
 
 
-def predicted_activation_bytes(runner: ModelRunner, num_tokens: int, num_rows: int) -> int:
+def predicted_activation_bytes(model: ModelConfig, dtype: torch.dtype, num_tokens: int, num_rows: int) -> int:
     """The widest moment of a step: a layer's MLP over all tokens, or the logits of all rows and their float32 copy."""
-    model, size = runner.model_config, runner.dtype.itemsize
+    size = dtype.itemsize
     residual = num_tokens * model.hidden_size * size
     mlp = residual * 2 + num_tokens * 4 * model.intermediate_size * size  # input and output; gate and up, silu(gate), their product
     logits = min(num_rows, num_tokens) * model.vocab_size * (size + 4)

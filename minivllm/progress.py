@@ -1,4 +1,4 @@
-"""The progress bar of `LLM.generate` (tqdm's): finished requests, and tokens a second of either kind."""
+"""The progress bar of `LLM.generate` (tqdm's): finished requests (each of n answers counts), and tokens a second of either kind."""
 
 from __future__ import annotations
 

@@ -30,14 +30,17 @@ class IncrementalDetokenizer:
         self._taken = 0     # characters that `take` has handed out
         self._stopped = False
 
-    def add(self, token_id: int) -> str | None:
-        """Take in one token. Returns the stop string that it completed, if any; `text` then ends just before it."""
+    def add(self, token_id: int, may_stop: bool = True) -> str | None:
+        """Take in one token. Returns the stop string that it completed, if any; `text` then ends just before it.
+
+        Not `may_stop`: what this token completes is ordinary text.
+        """
         self.token_ids.append(token_id)
         text = self._pending()
         if not text or text.endswith(_INCOMPLETE):
             return None
         self._window, self._settled = self._settled, len(self.token_ids)
-        return self._extend(text)
+        return self._extend(text, may_stop)
 
     def finish(self) -> str | None:
         """No more tokens come: what is still incomplete becomes text. Returns a stop string that this completed, if any."""
@@ -56,13 +59,15 @@ class IncrementalDetokenizer:
         known = self.decode(self.token_ids[self._window:self._settled])
         return self.decode(self.token_ids[self._window:])[len(known):]
 
-    def _extend(self, new: str) -> str | None:
+    def _extend(self, new: str, may_stop: bool = True) -> str | None:
         if self._stopped:
             return None
-        # A stop string may begin in the text that was there before.
-        search_from = max(0, len(self.text) - max((len(s) for s in self.stop), default=0))
+        known = len(self.text)
         self.text += new
-        found = [(at, s) for s in self.stop if (at := self.text.find(s, search_from)) >= 0]
+        if not may_stop:
+            return None
+        # A stop string may begin in the text that was there before, but must end in the new one.
+        found = [(at, s) for s in self.stop if (at := self.text.find(s, max(0, known - len(s) + 1))) >= 0]
         if not found:
             return None
         at, matched = min(found, key=lambda hit: hit[0])
@@ -120,6 +125,10 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids`, special tokens left out; an incomplete character becomes U+FFFD."""
         return self.hf.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def token_text(self, token_id: int) -> str:
+        """One token by itself, special tokens by their names."""
+        return self.hf.decode([token_id], clean_up_tokenization_spaces=False)
 
     def render_chat(self, messages: list[dict[str, str]]) -> str:
         """The prompt for an OpenAI-style message list, open for the assistant's answer, special tokens included."""

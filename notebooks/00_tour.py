@@ -159,13 +159,13 @@ print("stepped by hand and generated:", finished[0]["token_ids"] == again["token
 # %% [markdown]
 # ## 6. The finished module
 #
-# What you just ran is about 1,400 lines of code in two halves that never mix:
+# What you just ran is about 1,500 lines of code in two halves that never mix:
 #
 # - `minivllm/engine/` **decides**: which sequence computes which tokens, in which blocks. Pure Python, no tensors. A step is planned as plain data.
 # - `minivllm/worker/` **computes**: turns a plan into tensors, runs the model, writes the cache, picks the tokens. It never decides.
 # - `minivllm/llm.py` joins them and is what you hold: `generate`, `chat`, `stream`, and `add_request`, `step`, `abort` for those who want to look.
 #
-# Another 550 lines in `minivllm/attention/`, `layers/` and `models/` hold the mathematics. Everything is meant to be read; when a notebook says "see scheduler.py", do.
+# Another 600 lines in `minivllm/attention/`, `layers/` and `models/` hold the mathematics. Everything is meant to be read; when a notebook says "see scheduler.py", do.
 #
 # ## 7. Watch it
 #

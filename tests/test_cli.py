@@ -31,7 +31,18 @@ def test_generate_json_is_one_output_a_line(capsys):
                for line in lines)
 
 
+def test_generate_prints_every_answer(capsys):
+    options = ["--n", "2", "--min-p", "0.1", "--presence-penalty", "1", "--frequency-penalty", "0.5", "--repetition-penalty", "1.1"]
+    assert main(["generate", "One", *options, "--max-tokens", "4", "--seed", "1", "--json", "--device", "cpu"]) == 0
+    [line] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    first, second = line["outputs"]
+    assert (first["index"], second["index"]) == (0, 1) and first["text"] != second["text"]
+    assert main(["generate", "One", *options, "--max-tokens", "4", "--seed", "1", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == f"One{first['text']}\nOne{second['text']}\n"
+
+
 @pytest.mark.parametrize("arguments, said", [
+    (["generate", "x", "--n", "2", "--temperature", "0"], "n must be 1 with temperature 0"),
     (["generate", "x", "--temperature", "-1"], "temperature must be 0 (greedy) or more, got -1.0"),
     (["generate", "x", "--model", "nothing-here"], "no model 'nothing-here'"),
     (["generate", ""], "the prompt is empty"),

@@ -59,6 +59,8 @@ def test_counts_are_positive_ints(name):
     ({"device": None}, TypeError, "LLM.device must be a string, got None"),
     ({"attention_backend": 1}, TypeError, "LLM.attention_backend must be a string, got 1"),
     ({"dtype": "int8"}, ValueError, "LLM.dtype must be one of auto, float32, float16, bfloat16, got 'int8'"),
+    ({"enforce_eager": True, "torch_compile": True}, ValueError, "LLM.enforce_eager=True means no torch.compile at all: leave out torch_compile, or enforce_eager"),
+    ({"limit_gpu_memory": 1}, TypeError, "LLM.limit_gpu_memory must be True or False, got 1"),
     ({"gpu_memory_utilization": 0}, ValueError, "LLM.gpu_memory_utilization must be above 0 and at most 1, got 0.0"),
     ({"gpu_memory_utilization": 1.1}, ValueError, "LLM.gpu_memory_utilization must be above 0 and at most 1, got 1.1"),
     ({"gpu_memory_utilization": float("nan")}, ValueError, "LLM.gpu_memory_utilization must be a finite number, got nan"),

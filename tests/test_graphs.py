@@ -30,7 +30,8 @@ def decode_plans(seed, block_size=4):
     engine.runner.on_plan = lambda plan: plans.append(StepPlan([dataclasses.replace(row) for row in plan.rows]))
     for _ in range(14):
         prompt = [1, 2, 3, 4, 1, 2, 3, 4][:rng.choice([4, 8])] + [rng.randrange(1, 50) for _ in range(rng.randrange(3))]
-        engine.add(prompt, SamplingParams(max_tokens=rng.randrange(1, 20), temperature=rng.choice([0.0, 0.8])))
+        options = rng.choice([{}, {}, {"n": 2, "temperature": 1.0}, {"presence_penalty": 1.0}, {"min_tokens": 1, "logprobs": 2}, {"min_p": 0.1}])
+        engine.add(prompt, SamplingParams(**{"max_tokens": rng.randrange(1, 20), "temperature": rng.choice([0.0, 0.8]), **options}))
         if rng.random() < 0.5:
             engine.step()
     run_to_end(engine)
@@ -54,7 +55,8 @@ def test_a_kept_batch_holds_what_a_new_one_would(seed):
         for row, ours, theirs in zip(plan.rows, metadata.block_tables[:, :width], new.attention.block_tables):
             assert torch.equal(ours[:len(row.block_table)], theirs[:len(row.block_table)])
         assert torch.equal(metadata.cu_seqlens_q, new.attention.cu_seqlens_q)
-        for name in ("temperatures", "top_ks", "top_ps", "seeds", "positions"):
+        assert (kept.sampling.penalised, kept.sampling.logprob_rows) == (new.sampling.penalised, new.sampling.logprob_rows)
+        for name in ("temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions", "siblings", "special"):
             ours, theirs = getattr(kept.sampling, name), getattr(new.sampling, name)
             assert (ours is None and theirs is None) or torch.equal(ours, theirs), name
         assert kept.columns[2, count:count + 2].tolist() == [-1, -1] and kept.contexts[count:count + 2].tolist() == [0, 0]

@@ -233,3 +233,16 @@ def test_take_hands_nothing_out_twice(final):
     detokenizer.add(0)
     assert detokenizer.take() == "ab" and detokenizer.take(final) == ("c" if final else "")
     assert detokenizer.take(final) == "" and detokenizer.take() == ""
+
+
+def test_a_stop_string_counts_only_where_it_may_stop():
+    detokenizer = IncrementalDetokenizer(lambda ids: "".join(map(chr, ids)), stop=["ab", "long stop"])
+    assert [detokenizer.add(ord(character), may_stop=False) for character in "xab"] == [None] * 3
+    assert [detokenizer.add(ord(character)) for character in "ya"] == [None, None]  # the first is not found later either
+    assert detokenizer.add(ord("b")) == "ab" and detokenizer.text == "xaby"
+
+
+def test_a_stop_string_may_begin_where_it_may_not_stop():
+    detokenizer = IncrementalDetokenizer(lambda ids: "".join(map(chr, ids)), stop=["abc"])
+    assert [detokenizer.add(ord(character), may_stop=False) for character in "xab"] == [None] * 3
+    assert detokenizer.add(ord("c")) == "abc" and detokenizer.text == "x"

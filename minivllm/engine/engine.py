@@ -15,9 +15,11 @@ from typing import Protocol
 
 from minivllm.config import EngineConfig
 from minivllm.engine.block_manager import BlockManager
+from minivllm.engine.options import check_options, options_of
 from minivllm.engine.policies import make_policy
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.sequence import Sequence
+from minivllm.engine.siblings import members, with_siblings
 from minivllm.engine.stats import Stats
 from minivllm.engine.step import StepPlan, StepResult
 from minivllm.engine.stopping import StopChecker
@@ -46,7 +48,8 @@ class Engine:
         self.max_model_len = config.max_model_len
         self.decode = decode
         self.blocks = BlockManager(config.num_kv_blocks, config.block_size, config.enable_prefix_caching)
-        stop_check = StopChecker(frozenset(eos_token_ids), config.max_model_len)
+        self.eos_token_ids = frozenset(eos_token_ids)
+        stop_check = StopChecker(self.eos_token_ids, config.max_model_len)
         self.max_num_queued_requests = config.max_num_queued_requests
         self.scheduler = Scheduler(self.blocks, config.max_num_seqs, config.max_num_batched_tokens, stop_check,
                                    make_policy(config.policy, self.blocks), clock)
@@ -61,8 +64,8 @@ class Engine:
     def has_unfinished_requests(self) -> bool:
         return bool(self.scheduler.sequences)
 
-    def check(self, token_ids: Tokens[int]) -> list[int]:
-        """A prompt at the door: the ids as a list of ints, or the TypeError or ValueError that says what is wrong with it."""
+    def check(self, token_ids: Tokens[int], sampling: SamplingParams) -> list[int]:
+        """A request at the door: the prompt as a list of ints, or the TypeError or ValueError that says what is wrong with it."""
         try:
             tokens = list(token_ids)
             ids = [token.__index__() for token in tokens if not isinstance(token, bool)]
@@ -78,26 +81,37 @@ class Engine:
         if len(ids) >= self.max_model_len:
             raise ValueError(f"the prompt has {len(ids)} tokens and max_model_len is {self.max_model_len}, which leaves no room for an "
                              f"answer: shorten it to {self.max_model_len - 1} or raise max_model_len")
+        if sampling.has_options:
+            check_options(sampling, self.vocab_size, self.eos_token_ids)
         return ids
 
     def check_room(self, num_requests: int) -> None:
-        """Raise QueueFullError unless the queue takes `num_requests` more."""
+        """Raise QueueFullError unless the queue takes `num_requests` more; a request of n answers counts n times."""
         waiting, limit = len(self.scheduler.waiting), self.max_num_queued_requests
         if limit is not None and waiting + num_requests > limit:
             raise QueueFullError(f"{waiting} requests wait and max_num_queued_requests is {limit}: {num_requests} more are not taken; "
                                  f"try again later, or raise the limit")
 
     def add(self, token_ids: Tokens[int], sampling: SamplingParams, stream: bool = False, priority: int = 0) -> Sequence:
-        """Queue a request; it runs in the steps to come. Raises as `check` and `check_room` do, and then nothing has changed."""
-        ids = self.check(token_ids)
-        self.check_room(1)
+        """Queue a request; it runs in the steps to come. Raises as `check` and `check_room` do, and then nothing has changed.
+
+        Returns its sequence; where n > 1, the one that leads (see siblings.py).
+        """
+        ids = self.check(token_ids, sampling)
+        self.check_room(sampling.n)
         if (sampling.stop or stream) and self.decode is None:
             raise ValueError("stop strings and streaming need text, and this engine has no tokenizer: use stop_token_ids")
         seed = self._random.getrandbits(64) if sampling.seed is None else sampling.seed
-        seq = Sequence(next(self._ids), ids, sampling, seed, priority=priority)
-        if sampling.stop or stream:
-            seq.detokenizer = IncrementalDetokenizer(self.decode, sampling.stop)
-        self.scheduler.add(seq)
+        options = options_of(sampling, self.vocab_size, self.eos_token_ids)
+        seq = Sequence(next(self._ids), ids, sampling, seed, priority=priority, options=options)
+        try:
+            for member in with_siblings(seq, self._ids):
+                if sampling.stop or stream:
+                    member.detokenizer = IncrementalDetokenizer(self.decode, sampling.stop)
+                self.scheduler.add(member)
+        except BaseException:  # an interrupt between two siblings
+            self.scheduler.abort_all()
+            raise
         return seq
 
     def step(self) -> list[Sequence]:
@@ -125,9 +139,9 @@ class Engine:
                 warnings.warn(f"a view was detached from the engine because it failed: {error!r}", stacklevel=3)
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
-        """End these sequences now, between two steps, and give their blocks back. Finished ones are left as they are."""
+        """End these requests now, between two steps, and give their blocks back. Finished sequences are left as they are."""
         try:
-            for seq in sequences:
+            for seq in [member for leader in sequences for member in members(leader)]:
                 if not seq.finished:
                     self.scheduler.finish(seq, "abort")
         except BaseException:  # an interrupt in the middle of a change

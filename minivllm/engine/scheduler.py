@@ -72,6 +72,8 @@ class Scheduler:
             if seq in preempted or seq.seq_id in rows:
                 continue
             if seq.status is SequenceStatus.WAITING:
+                if seq.options is not None and seq.options.held:  # others may overtake it
+                    continue
                 closed = closed or bool(preempted) or not self._admit(seq)
                 if closed:  # what does not fit now is not overtaken by others that wait; what runs goes on
                     continue
@@ -109,6 +111,8 @@ class Scheduler:
                 continue  # what it wrote is not published either
             if end // block_size > start // block_size:
                 self.blocks.publish(seq, start)
+            if seq.options is not None:
+                seq.options.take(row, result)
             if row.samples:
                 seq.token_ids.append(result.tokens[row.seq_id])
                 stats.generation_tokens += 1
@@ -160,7 +164,8 @@ class Scheduler:
         """Start `seq` if a place is free and all its tokens fit, with one more block left for each sequence that runs already."""
         if len(self.running) >= self.max_num_seqs:
             return False
-        hits = self.blocks.find_prefix(seq)
+        may_hit = seq.options is None or seq.options.may_hit(seq)
+        hits = self.blocks.find_prefix(seq) if may_hit else []
         if not self.blocks.can_allocate(seq, hits, reserve=len(self.running)):
             return False
         if self.trace is not None:
@@ -176,7 +181,7 @@ class Scheduler:
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed_tokens
             seq.admitted_time = self.clock()
-            self.stats.prefix_cache_queries += len(seq) if self.blocks.enable_prefix_caching else 0
+            self.stats.prefix_cache_queries += len(seq) if self.blocks.enable_prefix_caching and may_hit else 0
             self.stats.prefix_cache_hits += seq.num_computed_tokens
         return True
 
@@ -206,8 +211,9 @@ class Scheduler:
     def _plan_row(self, seq: Sequence, num_tokens: int) -> PlanRow:
         start, tokens = seq.num_computed_tokens, seq.token_ids
         end = start + num_tokens
+        options = None if seq.options is None else seq.options.row(seq, start, end, self.stats.num_steps)
         return PlanRow(seq.seq_id, start, tokens[start:end], seq.block_table[:], seq.write_start, end == len(tokens),
-                       seq.sampling, seq.seed)
+                       seq.sampling, seq.seed, options)
 
     def _requeue(self, preempted: list[Sequence]) -> None:
         """Take the admitted out of the queue and put the preempted at its head, the oldest first."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from minivllm.engine.options import SequenceOptions
 from minivllm.sampling_params import SamplingParams
 from minivllm.tokenizer import IncrementalDetokenizer
 
@@ -40,6 +41,7 @@ class Sequence:
     finish_reason: str | None = None      # "stop", "length" or "abort"
     stop_reason: int | str | None = None  # the stop token or stop string, where one ended it
     detokenizer: IncrementalDetokenizer | None = None  # where text is needed while it runs: stop strings, streaming
+    options: SequenceOptions | None = None  # penalties, logprobs, siblings; None for a request without
     error: str | None = None              # why the engine aborted it, where it was not the user
     arrival_time: float = 0.0             # seconds on the engine's clock; the others likewise
     admitted_time: float | None = None

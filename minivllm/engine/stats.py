@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass
 
 @dataclass
 class Stats:
-    """Gauges (`num_requests_*`, `kv_cache_usage_perc`, `batch_size`) hold for the last step; all else counts up from 0."""
+    """Gauges (`num_requests_*`, `kv_cache_usage_perc`, `batch_size`) hold for the last step; all else counts up from 0.
+
+    A request of n answers counts as n in `num_requests_*`, as in vLLM.
+    """
 
     num_requests_running: int = 0
     num_requests_waiting: int = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from minivllm.engine.options import RowOptions, TokenLogprobs
 from minivllm.sampling_params import SamplingParams
 
 
@@ -18,7 +19,8 @@ class PlanRow:
     block_table: the sequence's blocks in order; position p lives in block_table[p // block_size].
     write_start: positions below it are in the cache already (and perhaps shared), so nothing is written for them.
     samples: whether the last of these tokens yields the sequence's next token.
-    seed: the request's own seed; with the position it fixes the noise of the sampled token.
+    seed: the request's own seed; with the sibling's number and the position it fixes the noise of the sampled token.
+    options: what a request with penalties, logprobs and the like needs besides; None for all others.
     """
 
     seq_id: int
@@ -29,6 +31,7 @@ class PlanRow:
     samples: bool
     sampling: SamplingParams
     seed: int
+    options: RowOptions | None = None
 
     @property
     def context_len(self) -> int:
@@ -53,7 +56,10 @@ class StepResult:
 
     tokens: the next token of every row that samples.
     non_finite: sequences whose last hidden state or logits held a NaN or an infinity; their tokens mean nothing.
+    logprobs, prompt_logprobs: of that token, and of the prompt tokens that the row gave as targets; where asked for.
     """
 
     tokens: dict[int, int] = field(default_factory=dict)
     non_finite: set[int] = field(default_factory=set)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)

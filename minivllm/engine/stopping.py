@@ -19,12 +19,13 @@ class StopChecker:
         """None, or (finish_reason, stop_reason): "stop" before "length", and a token before a string."""
         params, tokens = seq.sampling, seq.token_ids  # asked for every token: plain attributes, no properties
         token = tokens[-1]
-        if token in params.stop_token_ids:
+        may_stop = not params.min_tokens or len(tokens) - seq.num_prompt_tokens > params.min_tokens
+        if may_stop and token in params.stop_token_ids:
             return "stop", token
-        if token in self.eos_token_ids and not params.ignore_eos:
+        if may_stop and token in self.eos_token_ids and not params.ignore_eos:
             return "stop", None
         if seq.detokenizer is not None:
-            matched = seq.detokenizer.add(token)
+            matched = seq.detokenizer.add(token, may_stop)
             if matched is not None:
                 return "stop", matched
         if len(tokens) - seq.num_prompt_tokens == params.max_tokens or len(tokens) >= self.max_model_len:

@@ -30,12 +30,12 @@ def philox_4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tenso
 def uniform(seeds: Tensor, positions: Tensor, size: int) -> Tensor:
     """Uniforms in (0, 1), float32 [R, size]: row r's depend on seeds[r] (int64, its 64 bits are the key) and positions[r] alone.
 
-    The counter is (column // 4, position, sibling, 0); a call yields four columns. The sibling is 0 until n > 1 exists.
+    The counter is (column // 4, position, sibling, 0); a call yields four columns. `positions` int64 holds the position in its lower 32
+    bits, and in those above them the sibling: the answer's number where one request has several.
     Small values keep all 32 bits; the largest is just below 1.
     """
     groups = torch.arange(-(-size // 4), device=seeds.device)  # [size / 4]
-    seeds, positions = seeds[:, None], positions[:, None] & _MASK
-    zero = torch.zeros_like(positions)
-    words = philox_4x32((groups[None], positions, zero, zero), (seeds & _MASK, (seeds >> 32) & _MASK))
+    seeds, siblings, positions = seeds[:, None], (positions[:, None] >> 32) & _MASK, positions[:, None] & _MASK
+    words = philox_4x32((groups[None], positions, siblings, torch.zeros_like(positions)), (seeds & _MASK, (seeds >> 32) & _MASK))
     bits = torch.stack(words, dim=-1).flatten(1)[:, :size]  # [R, size]
     return ((bits.float() + 0.5) * 2.0**-32).clamp_(max=_BELOW_ONE)

@@ -33,8 +33,9 @@ def _best_kernel(best_values, best_columns, logits, temperatures, seeds, positio
         temperature = tl.load(temperatures + row)
         groups = part * (COLUMNS // 4) + tl.arange(0, COLUMNS // 4)
         zero = groups * 0
-        position = zero + tl.load(positions + row).to(tl.int32)
-        r0, r1, r2, r3 = tl.philox(tl.load(seeds + row), groups, position, zero, zero)
+        word = tl.load(positions + row)  # the position, and in the upper half the sibling
+        position, sibling = zero + word.to(tl.int32), zero + (word >> 32).to(tl.int32)
+        r0, r1, r2, r3 = tl.philox(tl.load(seeds + row), groups, position, sibling, zero)
         scale = 1.0 / tl.where(temperature == 0.0, 1.0, tl.maximum(temperature, 1e-30))  # so that no logit becomes an infinity
         best, column, broken = -float("inf"), 0, 0
         for j in tl.static_range(4):
@@ -93,6 +94,7 @@ def sample_tokens_torch(logits: Tensor, temperatures: Tensor | None, seeds: Tens
 
 def sample_tokens(logits: Tensor, temperatures: Tensor | None = None, seeds: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
     """logits [R, V], any float dtype; temperatures float32 [R] (0: the largest logit), seeds and positions int64 [R] -> token ids [R] int64.
+    What seeds and positions hold: see philox.uniform.
 
     Without temperatures every row takes its largest logit. Draws from softmax(logits / temperature). A row with a NaN, with +inf, or with
     nothing but -inf gives -1.

@@ -30,8 +30,8 @@ class Attention(nn.Module):
         self.k_cache: Tensor | None = None
         self.v_cache: Tensor | None = None
 
-    def bind(self, backend: AttentionBackend, k_cache: Tensor, v_cache: Tensor) -> None:
-        """Use this backend on this layer's slots: k_cache and v_cache [N * S, K, D]."""
+    def bind(self, backend: AttentionBackend | None, k_cache: Tensor | None, v_cache: Tensor | None) -> None:
+        """Use this backend on this layer's slots: k_cache and v_cache [N * S, K, D]. None: there is no pool."""
         self.backend, self.k_cache, self.v_cache = backend, k_cache, v_cache
         self.fuses_store = getattr(backend, "fuses_store", False)
 

@@ -33,6 +33,8 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaMLP(nn.Module):
+    compiles = True  # nothing in it but arithmetic: torch.compile may have it
+
     def __init__(self, config: ModelConfig):
         super().__init__()
         sizes = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}

@@ -8,6 +8,7 @@ Built in notebook 09.
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import torch
@@ -16,6 +17,12 @@ from torch import Tensor, nn
 from minivllm.attention import AttentionBackend
 from minivllm.engine.step import StepPlan
 from minivllm.worker.decode_batch import DecodeBatch
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all captures of a process: cuBLAS keeps a workspace of 32 MiB for every stream that it was ever used on."""
+    return torch.cuda.Stream(device)
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -70,7 +77,7 @@ class DecodeGraphs:
         return self.model.compute_logits(self.model(ids, positions, metadata))
 
     def _capture_one(self, size: int, pool: object) -> object:
-        stream = torch.cuda.Stream(self.batch.device)
+        stream = _capture_stream(self.batch.device)
         stream.wait_stream(torch.cuda.current_stream(self.batch.device))
         with torch.cuda.stream(stream):
             self.forward(size)  # compiles kernels and makes the libraries' workspaces, which capture could not

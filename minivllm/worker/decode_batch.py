@@ -73,3 +73,5 @@ class DecodeBatch:
             self.sampling, self._sampled = SamplingBatch.of(plan.rows, self.device), who
         if self.sampling.positions is not None:
             self.sampling.positions = self.columns[1, :len(who)] + 1  # the token takes the position behind its row's last
+            if self.sampling.siblings is not None:
+                self.sampling.positions += self.sampling.siblings

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from minivllm.attention import AttentionBackend
 from minivllm.layers.attention import Attention
 from minivllm.models.config import ModelConfig
-from minivllm.worker.device import GIB
+from minivllm.worker.device import GIB, gpu_memory
 
 CPU_POOL_BYTES = GIB
-#: Left free on a GPU for activations and the allocator.
-#: Simplified: a production engine runs the largest batch once and measures what it takes.
-GPU_RESERVE_BYTES = GIB
+#: Left free on a GPU beside all that is measured: what the allocator rounds up, and libraries that are loaded later.
+GPU_SLACK_BYTES = GIB // 4
 
 
 @dataclass(frozen=True)
@@ -65,14 +64,22 @@ class KVCachePool:
             layer.bind(backend, *self.layer(index))
 
 
-def num_blocks_that_fit(bytes_per_block: int, device: torch.device, gpu_memory_utilization: float) -> int:
-    """On a CPU 1 GiB of blocks; on a GPU what `gpu_memory_utilization` leaves after the weights and the reserve."""
+def unbind(model: nn.Module) -> None:
+    """Take every attention layer's part of a pool away, so that nothing holds its memory."""
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.bind(module.backend, None, None)
+
+
+def num_blocks_that_fit(bytes_per_block: int, device: torch.device, gpu_memory_utilization: float, reserved: int = 0) -> int:
+    """On a CPU 1 GiB of blocks; on a GPU what `gpu_memory_utilization` leaves after the weights and `reserved` bytes for a step."""
     if device.type == "cpu":
         return CPU_POOL_BYTES // bytes_per_block
-    total = torch.cuda.get_device_properties(device).total_memory
-    free = torch.cuda.mem_get_info(device)[0]
-    budget = min(int(total * gpu_memory_utilization) - torch.cuda.memory_allocated(device), free) - GPU_RESERVE_BYTES
+    free, total = gpu_memory(device)
+    reserved += GPU_SLACK_BYTES
+    budget = min(int(total * gpu_memory_utilization) - torch.cuda.memory_allocated(device), free) - reserved
     if budget < bytes_per_block:
-        raise ValueError(f"no memory for a KV cache: {device} has {total / GIB:.1f} GiB, of which {free / GIB:.1f} GiB are free, and "
-                         f"gpu_memory_utilization is {gpu_memory_utilization}; raise it, close what else uses the GPU, or set num_kv_blocks")
+        raise ValueError(f"no memory for a KV cache: {device} has {total / GIB:.1f} GiB, of which {free / GIB:.1f} GiB are free, a step needs "
+                         f"{reserved / GIB:.1f} GiB, and gpu_memory_utilization is {gpu_memory_utilization}; raise it, lower "
+                         f"max_num_batched_tokens or max_num_seqs, close what else uses the GPU, or set num_kv_blocks")
     return budget // bytes_per_block

@@ -6,7 +6,7 @@ It knows sequences only as rows of a plan. Built in notebooks 02 to 04.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from minivllm import attention
 from minivllm.config import EngineConfig
@@ -16,11 +16,16 @@ from minivllm.sampling_params import SamplingParams
 from minivllm.weights.checkpoint import Checkpoint
 from minivllm.weights.load import load_weights, randomize
 from minivllm.worker.batch import build_batch
+from minivllm.worker.compiled import compile_parts
 from minivllm.worker.cuda_graphs import DecodeGraphs, graph_sizes
 from minivllm.worker.decode_batch import DecodeBatch, is_decode
 from minivllm.worker.device import default_gpu_memory_utilization, default_max_num_batched_tokens, select_device, select_dtype
-from minivllm.worker.kv_cache import KVCachePool, KVCacheSpec, num_blocks_that_fit
-from minivllm.worker.sampler import sample
+from minivllm.worker.gpu_memory import MemoryLimit, advice_when_full
+from minivllm.worker.kv_cache import KVCachePool, KVCacheSpec, num_blocks_that_fit, unbind
+from minivllm.worker.logits import History
+from minivllm.worker.logprobs import prompt_logprobs, sampled_logprobs
+from minivllm.worker.profile_run import Profile, profile_run
+from minivllm.worker.sampler import SamplingBatch, sample
 
 
 class ModelRunner:
@@ -32,22 +37,35 @@ class ModelRunner:
         cls = model_class(self.model_config.architecture)
         config.check_positions(self.model_config.max_positions)
         self.dtype = select_dtype(config.dtype, self.device, self.model_config.dtype)
-        self.backend, self.backend_reason = attention.select(config.attention_backend, self.device, self.dtype)
+        model = self.model_config
+        self.backend, self.backend_reason = attention.select(config.attention_backend, self.device, self.dtype,
+                                                             (model.num_heads, model.num_kv_heads, model.head_dim), config.block_size)
         self.spec = KVCacheSpec.of(self.model_config, self.dtype)
-        with self.device, _default_dtype(self.dtype):
-            self.model = cls(self.model_config)
-        try:
-            if config.load_format == "dummy":
-                randomize(self.model)
-            else:
-                load_weights(self.model, checkpoint.tensors(), source=checkpoint.name)
-        except BaseException:
-            self.model = None  # the error may be kept for long, the weights should not
-            raise
+        self.model: nn.Module | None = None
         self.pool: KVCachePool | None = None
         self.graphs: DecodeGraphs | None = None
+        self.history = History(self.device)  # tokens of the sequences with penalties
         self.block_size = 0
         self.bytes_at_rest = 0  # allocated on the GPU between two steps; what a step takes comes on top
+        self.profile = Profile()
+        utilization = config.gpu_memory_utilization or default_gpu_memory_utilization(self.device)
+        self.memory_limit = MemoryLimit(self.device, utilization) if config.limit_gpu_memory and self.device.type == "cuda" else None
+        try:
+            with advice_when_full("loading the weights", self.device):
+                self._load(cls, config, checkpoint)
+        except BaseException:
+            self.close()  # the error may be kept for long, the weights should not
+            raise
+
+    def _load(self, cls: type, config: EngineConfig, checkpoint: Checkpoint) -> None:
+        with self.device, _default_dtype(self.dtype):
+            self.model = cls(self.model_config)
+        if config.load_format == "dummy":
+            randomize(self.model)
+        else:
+            load_weights(self.model, checkpoint.tensors(), source=checkpoint.name)
+        if config.torch_compile:
+            compile_parts(self.model)
 
     @property
     def weight_bytes(self) -> int:
@@ -57,17 +75,34 @@ class ModelRunner:
         """What device, backend and model allow: the arguments of `EngineConfig.complete`."""
         block_size = config.block_size or self.backend.default_block_size
         utilization = config.gpu_memory_utilization or default_gpu_memory_utilization(self.device)
-        fitting = config.num_kv_blocks or num_blocks_that_fit(self.spec.bytes_per_token * block_size, self.device, utilization)
+        most_tokens = default_max_num_batched_tokens(self.device)
+        if config.num_kv_blocks is None and self.device.type == "cuda":
+            with advice_when_full("trying the largest step", self.device):
+                self.profile = profile_run(self, config, most_tokens, block_size)
+        fitting = config.num_kv_blocks or num_blocks_that_fit(self.spec.bytes_per_token * block_size, self.device, utilization,
+                                                              self.profile.activations + self.profile.graphs)
         return {"block_size": block_size, "num_kv_blocks": fitting, "max_positions": self.model_config.max_positions,
-                "max_num_batched_tokens": default_max_num_batched_tokens(self.device)}
+                "max_num_batched_tokens": most_tokens}
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Make the pool and give each attention layer its part."""
-        self.graphs = None  # they hold the addresses of a pool
+        self.release_pool()
         self.block_size = block_size
-        self.pool = KVCachePool(self.spec, num_blocks, block_size, self.device)
+        with advice_when_full("making the KV cache", self.device):
+            self.pool = KVCachePool(self.spec, num_blocks, block_size, self.device)
         self.pool.bind(self.model, self.backend)
         self._measure_rest()
+
+    def release_pool(self) -> None:
+        """Give back the pool, and the graphs with it: they hold its addresses. A new one may be allocated."""
+        self.graphs = self.pool = None
+        if self.model is not None:
+            unbind(self.model)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def wants_graphs(self, config: EngineConfig) -> bool:
+        return self.device.type == "cuda" and not config.enforce_eager and getattr(self.backend, "in_graphs", False)
 
     def _measure_rest(self) -> None:
         if self.device.type == "cuda":
@@ -88,7 +123,7 @@ class ModelRunner:
         if self.device.type != "cuda":
             return
         self.warm_up()
-        if config.enforce_eager or not getattr(self.backend, "in_graphs", False):
+        if not self.wants_graphs(config):
             return
         most_blocks = -(-config.max_model_len // config.block_size)
         batch = DecodeBatch(config.max_num_seqs, most_blocks, config.block_size, self.device)
@@ -98,9 +133,13 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute one step: write the K/V of all its tokens, sample one token for each row that samples."""
+        with advice_when_full("computing a step", self.device):
+            return self._execute(plan)
+
+    def _execute(self, plan: StepPlan) -> StepResult:
         if self.graphs is not None and len(plan.rows) <= self.graphs.sizes[-1] and is_decode(plan):
             logits = self.graphs.run(plan)
-            return _result(plan.rows, sample(logits, self.graphs.batch.sampling))
+            return self._sample(plan.rows, logits, self.graphs.batch.sampling)
         batch = build_batch(plan, self.block_size, self.backend, self.device)
         hidden = self.model(batch.input_ids, batch.positions, batch.attention)  # [T, hidden]
         last = hidden[batch.last_tokens]  # [B, hidden]
@@ -109,16 +148,30 @@ class ModelRunner:
         if batch.sampling_rows:
             chosen = slice(None) if broken is None else batch.sampling_rows
             logits = self.model.compute_logits(last[chosen])  # [R, V]
-            result = _result([plan.rows[index] for index in batch.sampling_rows], sample(logits, batch.sampling))
+            result = self._sample([plan.rows[index] for index in batch.sampling_rows], logits, batch.sampling)
+        result.prompt_logprobs = prompt_logprobs(plan.rows, hidden, self.model.compute_logits, self.model_config.vocab_size)
         if broken is not None:  # rows that do not sample must be finite too: their blocks will be published
             result.non_finite.update(plan.rows[index].seq_id for index in broken.tolist())
         return result
 
+    def _sample(self, rows: list[PlanRow], logits: Tensor, batch: SamplingBatch) -> StepResult:
+        if batch.penalised:
+            self.history.update([rows[index] for index in batch.penalised])
+        tokens = sample(logits, batch, self.history)
+        result = _result(rows, tokens)
+        if batch.logprob_rows:
+            result.logprobs = sampled_logprobs(rows, batch.logprob_rows, logits, tokens)
+        return result
+
     def close(self) -> None:
-        """Give back weights and pool."""
-        self.model = self.pool = self.graphs = None
+        """Give back weights and pool, and torch's limit as it was."""
+        self.release_pool()
+        self.model, self.history = None, History(self.device)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        if self.memory_limit is not None:
+            self.memory_limit.restore()
+            self.memory_limit = None
 
 
 def _result(rows: list[PlanRow], tokens: Tensor) -> StepResult:

@@ -1,0 +1,85 @@
+"""profile_run: what the largest steps take beside weights and KV cache, found by running them before the cache is made.
+
+vLLM's way of sizing the pool. The steps read and write a cache of one block, in every place of their block tables: they compute
+nothing sensible, but they take what a real one takes.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from minivllm.config import DEFAULT_MAX_NUM_SEQS, EngineConfig
+from minivllm.engine.step import PlanRow, StepPlan
+from minivllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from minivllm.worker.model_runner import ModelRunner
+
+_NEVER = 1 << 30  # no position is written
+#: The options that take most memory: they sort all logits.
+_SAMPLING = SamplingParams(temperature=1.0, top_k=50, top_p=0.9)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Bytes. activations: the most that a step held at once. graphs: what CUDA graphs of every size will hold."""
+
+    activations: int = 0
+    graphs: int = 0
+
+
+def profile_run(runner: ModelRunner, config: EngineConfig, max_num_batched_tokens: int, block_size: int) -> Profile:
+    """Run the largest steps and capture the largest graph, over a pool of one block that is gone afterwards. Only on a GPU."""
+    positions = min(config.max_model_len or runner.model_config.max_positions, runner.model_config.max_positions)
+    num_tokens = max(config.max_num_batched_tokens or max_num_batched_tokens, config.max_num_seqs or 1)
+    num_rows = min(config.max_num_seqs or DEFAULT_MAX_NUM_SEQS, num_tokens)
+    runner.allocate(1, block_size)
+    try:
+        base = torch.cuda.memory_allocated(runner.device)
+        for plan in largest_steps(num_tokens, num_rows, positions, block_size):
+            runner.execute(plan)
+        activations = torch.cuda.max_memory_allocated(runner.device) - base
+        graphs = _graph_bytes(runner, num_rows, -(-positions // block_size), block_size) if runner.wants_graphs(config) else 0
+    finally:
+        runner.release_pool()
+    return Profile(activations, graphs)
+
+
+def largest_steps(num_tokens: int, num_rows: int, positions: int, block_size: int) -> list[StepPlan]:
+    """Many prompts that all sample; one long chunk at the end of the longest context; the most decodes, each over the longest context."""
+    def row(index: int, start: int, count: int) -> PlanRow:
+        return PlanRow(index, start, [0] * count, [0] * -(-(start + count) // block_size), _NEVER, True, _SAMPLING, 0)
+
+    each = min(num_tokens // num_rows, positions)
+    chunk = min(num_tokens, positions)
+    return [StepPlan([row(index, 0, each) for index in range(num_rows)]),
+            StepPlan([row(0, positions - chunk, chunk)]),
+            StepPlan([row(index, positions - 1, 1) for index in range(num_rows)])]
+
+
+def _graph_bytes(runner: ModelRunner, num_rows: int, most_blocks: int, block_size: int) -> int:
+    """Graphs share one memory, which the largest one fills; each has a little of its own, which the smallest one shows."""
+    from minivllm.worker.cuda_graphs import DecodeGraphs, graph_sizes
+    from minivllm.worker.decode_batch import DecodeBatch
+
+    def free() -> int:
+        torch.cuda.synchronize(runner.device)
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(runner.device)[0]  # the device's own word: graphs take memory that torch does not count
+
+    sizes = graph_sizes(num_rows)
+    batch = DecodeBatch(num_rows, most_blocks, block_size, runner.device)
+    readings = [free()]
+    kept = []
+    for some in ([sizes[-1]], [sizes[0]]):
+        kept.append(DecodeGraphs.capture(runner.model, runner.backend, batch, some))
+        readings.append(free())
+        if kept[-1] is None:  # it was said; the real capture will fail too
+            return 0
+    largest, smallest = (max(0, before - after) for before, after in zip(readings, readings[1:]))
+    return largest + smallest * (len(sizes) - 1)
