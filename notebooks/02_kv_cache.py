@@ -13,7 +13,7 @@
 #
 # One contiguous buffer of keys and values for each sequence, and how much of it is never used.
 #
-# Previous: [01 Naive attention](01_naive_attention.ipynb) ([in Colab](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/01_naive_attention.ipynb)) · Next: 03 Slot-mapped cache write (planned) · 60 minutes with the exercises · runs on a CPU, on Colab's free T4 and on larger GPUs
+# Previous: [01 Naive attention](01_naive_attention.ipynb) ([in Colab](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/01_naive_attention.ipynb)) · Next: [03 Slot-mapped cache write](03_slot_mapped_write.ipynb) ([in Colab](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/03_slot_mapped_write.ipynb)) · 60 minutes with the exercises · runs on a CPU, on Colab's free T4 and on larger GPUs
 
 # %% [markdown]
 # **You will build** the memory that notebook 01 lacked: a contiguous buffer of keys and values for each sequence. The model writes exactly the same tokens,

@@ -13,7 +13,7 @@
 #
 # What happens when the blocks run out, and why nothing starves.
 #
-# Previous: [06 Scheduler](06_scheduler.ipynb) ([in Colab](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/06_scheduler.ipynb)) · Next: 08 Sampling (planned) · 65 minutes with the exercises · runs on a CPU, on Colab's free T4 and on larger GPUs
+# Previous: [06 Scheduler](06_scheduler.ipynb) ([in Colab](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/06_scheduler.ipynb)) · Next: [08 Sampling](08_sampling.ipynb) ([in Colab](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/08_sampling.ipynb)) · 65 minutes with the exercises · runs on a CPU, on Colab's free T4 and on larger GPUs
 
 # %% [markdown]
 # **You will build** what an engine does when its blocks run out: take them from the newest request, put it at the head of the queue, compute it again later. It decides as the
