@@ -17,6 +17,13 @@ CORE = ["engine/*.py", "worker/*.py", "attention/__init__.py", "attention/metada
 OPTIONAL = {
     "engine/options.py": "penalties, logprobs and the like: a plain request's options are None",
     "engine/siblings.py": "several answers to one prompt: a plain request is its own only member",
+    "layers/parallel.py": "several ranks: one device needs none of it",
+    "worker/distributed.py": "several ranks: one device needs none of it",
+    "worker/crew.py": "several ranks: one device needs none of it",
+    "worker/parallel_runner.py": "several ranks: one device needs none of it",
+    "worker/rank.py": "several ranks: one device needs none of it",
+    "worker/torchrun.py": "several ranks: one device needs none of it",
+    "worker/wire.py": "several ranks: one device needs none of it",
     "worker/compiled.py": "torch.compile, which only who asks for it gets",
     "worker/gpu_memory.py": "what is said when a GPU's memory runs out, and a hard stop for it",
     "worker/profile_run.py": "how a GPU's pool is sized, once, before the first request",

@@ -7,16 +7,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.kernels.linear import linear
+from minivllm.layers.parallel import logits, look_up, padded, ranks, share
 
 
 class VocabParallelEmbedding(nn.Module):
-    """[T] int64 -> [T, hidden]; weight [V, hidden]."""
+    """[T] int64 -> [T, hidden]; weight [V, hidden], or a rank's rows of it."""
 
     def __init__(self, vocab_size: int, hidden_size: int):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+        self.ranks, self.parts = ranks(), {"": share(vocab_size)}
+        self.weight = nn.Parameter(torch.zeros(padded(self.parts[""]), hidden_size), requires_grad=False)
 
     def forward(self, input_ids: Tensor) -> Tensor:
+        if self.ranks.size > 1:
+            return look_up(input_ids, self.weight, self.parts[""], self.ranks)
         return F.embedding(input_ids, self.weight)
 
 
@@ -26,7 +30,10 @@ class ParallelLMHead(nn.Module):
     def __init__(self, vocab_size: int, hidden_size: int, tied_to: VocabParallelEmbedding | None = None):
         super().__init__()
         self.tied = tied_to is not None
-        self.weight = tied_to.weight if self.tied else nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+        self.ranks, self.parts = ranks(), {"": share(vocab_size)}
+        self.weight = tied_to.weight if self.tied else nn.Parameter(torch.zeros(padded(self.parts[""]), hidden_size), requires_grad=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        if self.ranks.size > 1:
+            return logits(hidden, self.weight, self.parts[""], self.ranks)
         return linear(hidden, self.weight)
