@@ -146,7 +146,7 @@ class Crew:
         return kind, answer if kind == "done" else f"rank {rank} failed:\n{answer}"
 
     def _how_it_ended(self, rank: int) -> str:
-        if rank not in self.processes:
+        if rank not in self.processes or self._ending:
             return ""
         try:
             code = self.processes[rank].wait(_GOODBYE)

@@ -153,12 +153,12 @@ def _die_with(parent: int) -> None:
             os._exit(1)  # it was faster
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's to answer
     _die_with(int(argv[1]))
     serve(Connection(int(argv[0])))
-    return 0
+    os._exit(0)  # at once: all is given back, and taking torch down in order takes its time
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])
