@@ -32,6 +32,14 @@ def add_parsers(bench: argparse.ArgumentParser) -> None:
     attention.add_argument("--memory-gib", type=float, help="as if the GPU had no more, for example 15 for a T4")
     attention.add_argument("--output", metavar="FILE", help="save raw figures as JSON")
     attention.set_defaults(run=_attention)
+    parallel = kinds.add_parser("parallel", help="several GPUs against one: tokens, throughput, all-reduces, the ranks' life")
+    parallel.add_argument("--shape", default="qwen3-0.6b", help="qwen3-0.6b, qwen3-8b or tiny; random weights")
+    parallel.add_argument("--sizes", type=int, nargs="+", default=[1, 2], metavar="GPUS")
+    parallel.add_argument("--batches", type=int, nargs="+", default=[1, 64, 256], metavar="SEQUENCES")
+    parallel.add_argument("--rounds", type=int, default=3)
+    parallel.add_argument("--device", default="cuda")
+    parallel.add_argument("--output", metavar="FILE", help="save raw figures as JSON")
+    parallel.set_defaults(run=_parallel)
 
 
 def _generation_arguments(parser: argparse.ArgumentParser, defaults: dict) -> None:
@@ -94,6 +102,19 @@ def _attention(args: argparse.Namespace) -> int:
     device = select_device(args.device)
     result = {"environment": report.environment(device), **measure(device, args.memory_gib)}
     print("\n".join(show(result)))
+    report.save(result, args.output)
+    return 0
+
+
+def _parallel(args: argparse.Namespace) -> int:
+    from minivllm.bench import report
+    from minivllm.bench.parallel import SHAPES, measure
+    from minivllm.worker.device import select_device
+
+    if args.shape not in SHAPES:
+        raise ValueError(f"--shape must be one of {', '.join(SHAPES)}, got {args.shape!r}")
+    result = {"environment": report.environment(select_device(args.device)),
+              **measure(args.shape, args.sizes, args.batches, args.device, args.rounds, say=lambda line: print(line, flush=True))}
     report.save(result, args.output)
     return 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,6 +23,7 @@ from minivllm.layers.parallel import Ranks
 
 #: Ranks that are stuck are found and ended by the crew, long before.
 _TIMEOUT = timedelta(hours=1)
+_PATIENCE = 10.0  # seconds
 #: NCCL's own watchdog ends the whole process, a notebook's too, when a rank is lost; the crew reports it instead.
 _NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 LOOPBACK = "127.0.0.1"
@@ -81,15 +83,22 @@ class Group(Ranks):
             raise PeerLost(f"the all-gather of rank {self.rank} failed: {error}") from error
         return parts.view(self.size, *x.shape).transpose(0, 1).reshape(len(x), -1)  # [R, size * n]
 
-    def abort(self) -> None:
-        """Let go whatever waits for another rank on a GPU. From any thread. (gloo notices by itself that a process ended.)"""
+    def abort(self) -> threading.Thread | None:
+        """Let go whatever waits for another rank on a GPU. From any thread. (gloo notices by itself that a process ended.)
+
+        In a thread of its own: NCCL lets go at once, but comes back only when no CUDA graph holds its kernels any more.
+        """
         backend = self._backend
-        if backend is not None and not isinstance(backend, dist.ProcessGroupGloo):
-            backend.abort()
+        if backend is None or isinstance(backend, dist.ProcessGroupGloo):
+            return None
+        thread = threading.Thread(target=backend.abort, daemon=True)
+        thread.start()
+        return thread
 
     def close(self) -> None:
-        """Each rank for itself: nothing waits for the others."""
-        self.abort()
+        """Each rank for itself: nothing waits for the others. CUDA graphs with its kernels must be gone."""
+        if (thread := self.abort()) is not None:
+            thread.join(_PATIENCE)
         self._backend = None
 
 

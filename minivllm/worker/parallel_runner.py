@@ -8,6 +8,7 @@ All-reduces run in the stream of the layers between which they stand: they do no
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import pickle
@@ -55,7 +56,8 @@ class ParallelRunner(ModelRunner):
         self.group = Group(0, size)
         self.crew = torchrun.join_as_rank_0() if launched else spawn(size)
         self.crew.on_failure = self.group.abort
-        self._release = weakref.finalize(self, _release, self.crew, self._launched)  # also at exit, and when nobody has closed it
+        self._release = weakref.finalize(self, _release, self.crew, self.group, self._launched)  # if nobody closes it
+        atexit.register(_close, weakref.ref(self))
         try:
             sent = replace(config, device=device, policy="fcfs")  # a policy may be a function, and is the engine's alone
             for rank, link in self.crew.links.items():
@@ -64,7 +66,10 @@ class ParallelRunner(ModelRunner):
             self.crew.collect()
             self._connect()
         except BaseException as error:
-            self._give_up(error)
+            try:
+                self._give_up(error)
+            finally:
+                self.close()
             raise
 
     def limits(self, config: EngineConfig) -> dict[str, int]:
@@ -109,9 +114,7 @@ class ParallelRunner(ModelRunner):
                 self.crew.collect()
             except (RankError, OSError):
                 pass  # they have ended, which is what was asked for
-        super().close()
-        self.crew.on_failure = None
-        self.group.close()
+        super().close()  # first the graphs: they hold kernels of the group
         self._release()
 
     def _connect(self) -> None:
@@ -154,9 +157,9 @@ class ParallelRunner(ModelRunner):
 
     def _together(self, tell: Callable[[], None], own: Callable[[], Any], seconds: float) -> Any:
         """Tell the ranks, then do rank 0's part. An error in either is the end of all; an interrupt waits until both are done."""
-        self.crew.check()
         if not self._release.alive:
-            raise RuntimeError("this LLM's ranks have ended: close it and make a new one")
+            raise RuntimeError("this LLM's ranks have ended: make a new one")
+        self.crew.check()
         with _interrupts_wait():
             try:
                 self.crew.expect_within(seconds)
@@ -170,15 +173,12 @@ class ParallelRunner(ModelRunner):
         return result
 
     def _give_up(self, error: BaseException) -> None:
-        """End the ranks. If one of them is the cause, raise what it reported instead of rank 0's own error."""
+        """The ranks end. If one of them is the cause, raise what it reported instead of rank 0's own error."""
         if isinstance(error, PeerLost):
             self.crew.wait_for_failure(3.0)
         if self.crew.failure is None:
             self.crew.fail(f"rank 0 failed in a step, and the other ranks were ended with it ({type(error).__name__}: {error})")
-            self._release()
-            return
-        self._release()
-        if not isinstance(error, RankError):
+        elif isinstance(error, RuntimeError) and not isinstance(error, RankError):  # a ValueError says itself what is wrong
             raise RankError(self.crew.failure) from error
 
 
@@ -227,7 +227,15 @@ def _call(name: str, *args: Any) -> bytes:
     return b"C" + pickle.dumps((name, args), pickle.HIGHEST_PROTOCOL)
 
 
-def _release(crew: Crew, launched: bool) -> None:
+def _close(reference: weakref.ref) -> None:
+    """At exit."""
+    if (runner := reference()) is not None and runner._release.alive:
+        runner.close()
+
+
+def _release(crew: Crew, group: Group, launched: bool) -> None:
+    crew.on_failure = None
+    group.close()
     if launched:
         crew.busy = False
     else:

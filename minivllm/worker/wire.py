@@ -16,27 +16,31 @@ from minivllm.engine.step import PlanRow, StepPlan
 
 #: What must be as it was for a row to go on; the other three are what changes.
 _KEPT = attrgetter(*(field.name for field in fields(PlanRow) if field.name not in ("start", "token_ids", "block_table")))
+_UNKNOWN = (-1, -1, [], ())
 
 
 class PlanWriter:
     """The sending end. Every plan it encodes must reach the reader, in order."""
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[int, PlanRow]] = {}  # seq_id -> (place in the last plan, row)
+        #: seq_id -> (place in the last plan, where the next token goes, block table, what must stay as it is)
+        self._last: dict[int, tuple[int, int, list[int], tuple]] = {}
 
     def encode(self, plan: StepPlan) -> bytes:
-        places, tokens, grown, whole = array("i"), array("i"), [], []
+        places, tokens, grown, whole, now = array("i"), array("i"), [], [], {}
         for index, row in enumerate(plan.rows):
-            place, before = self._last.get(row.seq_id, (-1, None))
-            if before is None or not _goes_on(before, row):
+            start, ids, table, kept = row.start, row.token_ids, row.block_table, _KEPT(row)
+            now[row.seq_id] = (index, start + len(ids), table, kept)
+            place, expected, before, was = self._last.get(row.seq_id, _UNKNOWN)
+            if start != expected or len(ids) != 1 or kept != was or (table != before and table[:len(before)] != before):
                 whole.append((index, row))
                 continue
+            if len(table) > len(before):
+                grown.append((len(places), table[len(before):]))
             places.append(place)
-            tokens.append(row.token_ids[0])
-            if len(row.block_table) > len(before.block_table):
-                grown.append((len(places) - 1, row.block_table[len(before.block_table):]))
-        in_order = not whole and len(places) == len(self._last) and all(place == index for index, place in enumerate(places))
-        self._last = {row.seq_id: (index, row) for index, row in enumerate(plan.rows)}
+            tokens.append(ids[0])
+        in_order = not whole and places == array("i", range(len(self._last)))
+        self._last = now
         return pickle.dumps((None if in_order else places.tobytes(), tokens.tobytes(), grown, whole), pickle.HIGHEST_PROTOCOL)
 
 
@@ -58,9 +62,3 @@ class PlanReader:
             rows.insert(index, row)
         self._last = rows
         return StepPlan(rows[:])
-
-
-def _goes_on(before: PlanRow, row: PlanRow) -> bool:
-    old, new = before.block_table, row.block_table
-    return (len(row.token_ids) == 1 and row.start == before.context_len and _KEPT(row) == _KEPT(before)
-            and (new == old or new[:len(old)] == old))
