@@ -53,11 +53,10 @@ class LLM:
         config = EngineConfig(model=str(model) if hasattr(model, "__fspath__") else model, **rename_aliases(settings))
         from minivllm.memory import memory_account
         from minivllm.weights.hub import open_model
+        from minivllm.worker.model_runner import ModelRunner
+
         if config.tensor_parallel_size > 1:
             from minivllm.worker.parallel_runner import ParallelRunner as ModelRunner
-        else:
-            from minivllm.worker.model_runner import ModelRunner
-
         _say_what_is_live()
         checkpoint = open_model(config.model)
         self._engine: Engine | None = None

@@ -34,7 +34,7 @@ class ThreadRunner:
         config = EngineConfig(**settings).complete(num_kv_blocks=1, max_positions=model.max_positions)
         self.all(lambda rank: self.runners[rank].allocate(config.num_kv_blocks, config.block_size))
         self.writer, self.readers = PlanWriter(), [PlanReader() for _ in self.runners]
-        return Engine(config, self, model.vocab_size)
+        return Engine(config, self, model.vocab_size, model.eos_token_ids)
 
     def execute(self, plan):
         data = self.writer.encode(plan)

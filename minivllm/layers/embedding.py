@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from minivllm.kernels.linear import linear
-from minivllm.layers.parallel import logits, look_up, padded, ranks, share
+from minivllm.layers.parallel import VocabParallel
 
 
-class VocabParallelEmbedding(nn.Module):
+class VocabParallelEmbedding(VocabParallel):
     """[T] int64 -> [T, hidden]; weight [V, hidden], or a rank's rows of it."""
 
-    def __init__(self, vocab_size: int, hidden_size: int):
-        super().__init__()
-        self.ranks, self.parts = ranks(), {"": share(vocab_size)}
-        self.weight = nn.Parameter(torch.zeros(padded(self.parts[""]), hidden_size), requires_grad=False)
-
     def forward(self, input_ids: Tensor) -> Tensor:
-        if self.ranks.size > 1:
-            return look_up(input_ids, self.weight, self.parts[""], self.ranks)
-        return F.embedding(input_ids, self.weight)
+        return F.embedding(input_ids, self.weight) if self.ranks.size == 1 else self.look_up(input_ids)
 
 
-class ParallelLMHead(nn.Module):
+class ParallelLMHead(VocabParallel):
     """[R, hidden] -> logits [R, V]. `tied_to`: the embedding whose weight it shares; it then has none of its own."""
 
     def __init__(self, vocab_size: int, hidden_size: int, tied_to: VocabParallelEmbedding | None = None):
-        super().__init__()
+        super().__init__(vocab_size, hidden_size, None if tied_to is None else tied_to.weight)
         self.tied = tied_to is not None
-        self.ranks, self.parts = ranks(), {"": share(vocab_size)}
-        self.weight = tied_to.weight if self.tied else nn.Parameter(torch.zeros(padded(self.parts[""]), hidden_size), requires_grad=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if self.ranks.size > 1:
-            return logits(hidden, self.weight, self.parts[""], self.ranks)
-        return linear(hidden, self.weight)
+        return linear(hidden, self.weight) if self.ranks.size == 1 else self.logits(hidden)

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from minivllm.kernels.linear import linear
 
@@ -78,19 +78,24 @@ def local_kv_heads(num_kv_heads: int, size: int) -> int:
     return max(1, num_kv_heads // size)
 
 
-def padded(part: Part) -> int:
-    """Rows that every rank of a vocabulary has: those that are none of its own are zero."""
-    return -(-part.whole // ranks().size)
+class VocabParallel(nn.Module):
+    """Both ends of a model: a weight [V, hidden] of which each rank holds as many rows; the last one's that are no token's are zero."""
 
+    def __init__(self, vocab_size: int, hidden_size: int, weight: nn.Parameter | None = None):
+        super().__init__()
+        self.ranks, part = ranks(), share(vocab_size)
+        self.parts = {"": part}
+        rows = -(-vocab_size // self.ranks.size)
+        self.weight = nn.Parameter(torch.zeros(rows, hidden_size), requires_grad=False) if weight is None else weight
 
-def look_up(input_ids: Tensor, weight: Tensor, part: Part, among: Ranks) -> Tensor:
-    """[T] -> [T, hidden]: a rank looks up the ids that are its own and adds zeros for the others."""
-    local = input_ids - part.start
-    mine = (local >= 0) & (local < part.size)
-    rows = torch.nn.functional.embedding(torch.where(mine, local, 0), weight)
-    return among.all_reduce(rows.masked_fill_(~mine[:, None], 0))
+    def look_up(self, input_ids: Tensor) -> Tensor:
+        """[T] -> [T, hidden]: a rank looks up the ids that are its own and adds zeros for the others."""
+        part = self.parts[""]
+        local = input_ids - part.start
+        mine = (local >= 0) & (local < part.size)
+        rows = nn.functional.embedding(torch.where(mine, local, 0), self.weight)
+        return self.ranks.all_reduce(rows.masked_fill_(~mine[:, None], 0))
 
-
-def logits(hidden: Tensor, weight: Tensor, part: Part, among: Ranks) -> Tensor:
-    """[R, hidden] -> [R, V], on every rank."""
-    return among.all_gather(linear(hidden, weight))[:, :part.whole]
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] -> [R, V], on every rank."""
+        return self.ranks.all_gather(linear(hidden, self.weight))[:, :self.parts[""].whole]

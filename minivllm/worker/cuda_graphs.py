@@ -69,11 +69,6 @@ class DecodeGraphs:
         self.num_padded_rows += size - count
         return logits[:count]
 
-    def reset(self) -> None:
-        """Give back what the graphs hold, even if somebody still holds a graph, as the traceback of an error does."""
-        for graph, _ in self.graphs.values():
-            graph.reset()
-
     def forward(self, size: int) -> Tensor:
         """What a graph holds: the model over the first `size` rows of the buffers, and their logits."""
         metadata = self.batch.attention(size)

@@ -39,6 +39,7 @@ class Group(Ranks):
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
         self._backend: Any = None
+        self._store: dist.Store | None = None  # at rank 0 its server, which must live as long as the group
         self._reduce, self._gather = dist.AllreduceOptions(), distributed_c10d.AllgatherOptions()
         for options in (self._reduce, self._gather):
             if hasattr(options, "asyncOp"):  # torch 2.8: on the caller's stream, without a detour over NCCL's own
@@ -46,6 +47,7 @@ class Group(Ranks):
 
     def connect(self, store: dist.Store, device: torch.device, local: bool) -> None:
         """Meet the others through `store`; returns when all are there. local: all of them are processes of this machine."""
+        self._store = store
         if device.type == "cuda":
             torch.cuda.set_device(device)
             options = dist.ProcessGroupNCCL.Options()
@@ -68,6 +70,7 @@ class Group(Ranks):
             if work is not None:
                 work.wait()
         except RuntimeError as error:
+            work = None  # a kept traceback must not keep the connections
             raise PeerLost(f"the all-reduce of rank {self.rank} failed: {error}") from error
         return x
 
@@ -80,6 +83,7 @@ class Group(Ranks):
             if work is not None:
                 work.wait()
         except RuntimeError as error:
+            work = None
             raise PeerLost(f"the all-gather of rank {self.rank} failed: {error}") from error
         return parts.view(self.size, *x.shape).transpose(0, 1).reshape(len(x), -1)  # [R, size * n]
 
@@ -99,7 +103,7 @@ class Group(Ranks):
         """Each rank for itself: nothing waits for the others. CUDA graphs with its kernels must be gone."""
         if (thread := self.abort()) is not None:
             thread.join(_PATIENCE)
-        self._backend = None
+        self._backend = self._store = None
 
 
 def serve_store() -> tuple[dist.Store, tuple[str, int]]:

@@ -96,8 +96,6 @@ class ModelRunner:
 
     def release_pool(self) -> None:
         """Give back the pool, and the graphs with it: they hold its addresses. A new one may be allocated."""
-        if self.graphs is not None:
-            self.graphs.reset()
         self.graphs = self.pool = None
         if self.model is not None:
             unbind(self.model)

@@ -114,7 +114,9 @@ class ParallelRunner(ModelRunner):
                 self.crew.collect()
             except (RankError, OSError):
                 pass  # they have ended, which is what was asked for
-        super().close()  # first the graphs: they hold kernels of the group
+        for graph, _ in self.graphs.graphs.values() if getattr(self, "graphs", None) else ():
+            graph.reset()  # they hold kernels of the group, which waits for them; and the traceback of an error may hold one of them
+        super().close()
         self._release()
 
     def _connect(self) -> None:
@@ -137,7 +139,6 @@ class ParallelRunner(ModelRunner):
         if errors:
             raise errors[0]
         self.crew.collect()
-        self._store = store  # the server of the ranks' store lives as long as they do
 
     def _on_all(self, name: str, *args: Any) -> list[Any]:
         """Run a method of ModelRunner on every rank; [rank 0's result, rank 1's, ...]. Inside one, the others follow by themselves."""
