@@ -20,6 +20,7 @@ OPTIONAL = {
     "layers/parallel.py": "several ranks: one device needs none of it",
     "worker/distributed.py": "several ranks: one device needs none of it",
     "worker/crew.py": "several ranks: one device needs none of it",
+    "worker/parallel_checks.py": "several ranks: one device needs none of it",
     "worker/parallel_runner.py": "several ranks: one device needs none of it",
     "worker/rank.py": "several ranks: one device needs none of it",
     "worker/torchrun.py": "several ranks: one device needs none of it",

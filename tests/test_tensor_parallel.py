@@ -177,7 +177,7 @@ def test_what_arrives_is_what_was_sent_through_chunks_hits_preemptions_and_optio
 
 
 def test_a_decode_of_256_is_a_few_bytes_each_and_its_cost_is_said(capsys):
-    from minivllm.bench.parallel import wire_cost
+    from minivllm.bench.communication import wire_cost
 
     cost = wire_cost(256, steps=32)
     with capsys.disabled():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import pickle
 import statistics
 import tempfile
 import time
@@ -20,11 +19,9 @@ from typing import Any
 
 import torch
 
-from minivllm.bench.scheduler import decoding_engine
+from minivllm.bench.communication import all_reduces, in_a_step, wire_cost
 from minivllm.llm import LLM
 from minivllm.sampling_params import SamplingParams
-from minivllm.worker.model_runner import ModelRunner
-from minivllm.worker.wire import PlanReader, PlanWriter
 
 _BASE = {"architectures": ["Qwen3ForCausalLM"], "vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
          "rope_theta": 1e6, "max_position_embeddings": 40960, "torch_dtype": "bfloat16"}
@@ -38,12 +35,11 @@ SHAPES = {
                  "tie_word_embeddings": False},
 }
 _PROMPT, _ANSWER = 128, 128  # tokens of a request in the throughput part
-_LARGE = 128 << 20           # bytes of the all-reduce that gives the bandwidth
 
 
 def measure(shape: str, sizes: list[int], batches: list[int], device: str, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     """All parts for one shape, on each number of GPUs in `sizes`."""
-    result: dict[str, Any] = {"shape": shape, "greedy": [], "throughput": [], "all_reduce": [], "life": [], "wire": wire_cost(max(batches))}
+    result: dict[str, Any] = {"shape": shape, "greedy": [], "throughput": [], "all_reduce": [], "in_a_step": [], "life": [], "wire": wire_cost(max(batches))}
     with model_directory(shape) as directory:
         result["greedy"] = greedy(directory, sizes, device)
         say(f"{shape}: greedy tokens equal one GPU's: {[row['equal'] for row in result['greedy']]}")
@@ -52,8 +48,11 @@ def measure(shape: str, sizes: list[int], batches: list[int], device: str, round
                 rows = throughput(directory, size, batches, device, eager, rounds)
                 result["throughput"] += rows["throughput"]
                 result["all_reduce"] += rows["all_reduce"]
+                result["in_a_step"] += rows["in_a_step"]
                 for row in rows["throughput"]:
                     say(f"  {size} GPU  {'eager ' if eager else 'graphs'}  {row['sequences']:4d} sequences  {row['tokens_per_second']:10.0f} tokens/s")
+                for row in rows["in_a_step"]:
+                    say(f"  {size} GPU  {row}")
                 for row in rows["all_reduce"]:
                     say(f"  {size} GPU  all-reduce of {row['rows']:4d} rows: {row['us']:.1f} us, predicted {row['predicted_us']:.1f}; "
                         f"{row['count']} a step: {row['step_ms']:.2f} ms")
@@ -76,24 +75,34 @@ def prompts(count: int, length: int, vocab_size: int, seed: int = 0) -> list[lis
 
 
 def greedy(directory: str, sizes: list[int], device: str) -> list[dict[str, Any]]:
-    """Float32 tokens of 16 ragged prompts on each number of GPUs, against the first."""
+    """Float32 tokens of 16 ragged prompts on each number of GPUs, against the first; where they part, how near the two best were there."""
     want, rows = None, []
-    params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, logprobs=2)
     for size in sizes:
         with LLM(directory, device=device, dtype="float32", load_format="dummy", tensor_parallel_size=size, max_model_len=1024, num_kv_blocks=512,
                  block_size=16, max_num_seqs=16) as llm:
             some = [ids[:17 + 7 * index] for index, ids in enumerate(prompts(16, 160, llm.model_config.vocab_size))]
-            got = [output["token_ids"] for output in llm.generate(some, params, use_tqdm=False)]
-        want = want or got
-        first = [next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), None) for ours, theirs in zip(got, want)]
-        rows.append({"ranks": size, "equal": got == want, "tokens": sum(map(len, got)), "first_difference": first,
-                     "distinct_tokens": len({token for ids in got for token in ids})})
+            outputs = llm.generate(some, params, use_tqdm=False)
+        got = [output["token_ids"] for output in outputs]
+        want, gaps = (got, [_gaps(output) for output in outputs]) if want is None else (want, gaps)
+        parted = [next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), None) for ours, theirs in zip(got, want)]
+        rows.append({"ranks": size, "equal": got == want, "tokens": sum(map(len, got)), "distinct_tokens": len(set(sum(got, []))),
+                     "gaps_where_parted": [gaps[index][at] for index, at in enumerate(parted) if at is not None], "smallest_gap": min(map(min, gaps))})
     return rows
 
 
+def _gaps(output: Any) -> list[float]:
+    """By how much the best token's logit was above the next one's, at each step."""
+    best = [sorted((entry.logprob for entry in step.values()), reverse=True) for step in output.outputs[0].logprobs]
+    return [values[0] - values[1] for values in best]
+
+
 def throughput(directory: str, size: int, batches: list[int], device: str, eager: bool, rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """Output tokens a second at each batch size; beside it the all-reduces of such a step, and what they were predicted to take."""
-    rows: dict[str, list[dict[str, Any]]] = {"throughput": [], "all_reduce": []}
+    """Output tokens a second at each batch size; beside it the all-reduces of such a step, and what they were predicted to take.
+
+    `in_a_step`: the time of NCCL's kernels in real decode steps, on rank 0, waiting for the other ranks included.
+    """
+    rows: dict[str, list[dict[str, Any]]] = {"throughput": [], "all_reduce": [], "in_a_step": []}
     with LLM(directory, device=device, load_format="dummy", tensor_parallel_size=size, max_num_seqs=max(batches), enforce_eager=eager,
              max_model_len=min(2048, _PROMPT + _ANSWER + 16), **({"num_kv_blocks": 24 * max(batches)} if device == "cpu" else {})) as llm:
         model = llm.model_config
@@ -101,7 +110,13 @@ def throughput(directory: str, size: int, batches: list[int], device: str, eager
             times = [_timed(llm, count, number) for number in range(rounds + 1)][1:]
             rows["throughput"].append({"ranks": size, "eager": eager, "dtype": str(llm.runner.dtype), "graphs": llm.runner.graphs is not None,
                                        "sequences": count, "prompt": _PROMPT, "answer": _ANSWER, "seconds": times,
-                                       "tokens_per_second": count * _ANSWER / statistics.median(times)})
+                                       "tokens_per_second": count * _ANSWER / statistics.median(times),
+                                       "step_ms": 1e3 * statistics.median(times) / _ANSWER, "rank_weight_bytes": llm.runner.weight_bytes,
+                                       "rank_kv_bytes_per_token": llm.runner.spec.bytes_per_token})
+            if size > 1 and device != "cpu":
+                requests = _decoding(llm, count, 1000)
+                rows["in_a_step"].append({"ranks": size, "eager": eager, "sequences": count, **in_a_step(llm)})
+                llm.engine.abort(requests)
         if size > 1 and not eager:
             rows["all_reduce"] = all_reduces(llm.runner, [(count, model.hidden_size) for count in batches], 2 * model.num_layers + 1)
     gc.collect()
@@ -110,10 +125,7 @@ def throughput(directory: str, size: int, batches: list[int], device: str, eager
 
 def _timed(llm: LLM, count: int, number: int) -> float:
     """Seconds of the decodes alone: from the step after the last prefill on."""
-    params = SamplingParams(temperature=0, max_tokens=_ANSWER + 1, ignore_eos=True)
-    requests = [llm.engine.add(ids, params) for ids in prompts(count, _PROMPT, llm.model_config.vocab_size, seed=number)]
-    while any(seq.num_generated_tokens == 0 for seq in requests):
-        llm.engine.step()
+    requests = _decoding(llm, count, number)
     ahead = sum(seq.num_generated_tokens - 1 for seq in requests)  # decoded while others were still in prefill
     begin = time.perf_counter()
     while llm.engine.has_unfinished_requests():
@@ -122,62 +134,20 @@ def _timed(llm: LLM, count: int, number: int) -> float:
     return seconds * count * _ANSWER / (count * _ANSWER - ahead)
 
 
-def all_reduces(runner: Any, shapes: list[tuple[int, int]], count: int) -> list[dict[str, Any]]:
-    """Microseconds of one, with `count` of them in a row as a step has them; and the sum. Rank 0's clock."""
-    small, large = (_own(runner.everywhere(time_all_reduce, shape, many)) for shape, many in (((1, 64), count), ((_LARGE // 2, 1), 4)))
-    share = 2 * (runner.ranks.size - 1) / runner.ranks.size  # of the bytes, what a ring sends from each rank
-    bandwidth = share * (_LARGE // 2) * runner.dtype.itemsize / (large - small)
-    rows = []
-    for shape in shapes:
-        seconds = _own(runner.everywhere(time_all_reduce, shape, count))
-        num_bytes = shape[0] * shape[1] * runner.dtype.itemsize
-        rows.append({"ranks": runner.ranks.size, "rows": shape[0], "bytes": num_bytes, "count": count, "us": 1e6 * seconds,
-                     "predicted_us": 1e6 * (small + share * num_bytes / bandwidth), "step_ms": 1e3 * count * seconds,
-                     "predicted_step_ms": 1e3 * count * (small + share * num_bytes / bandwidth),
-                     "latency_us": 1e6 * small, "bandwidth_gb_s": bandwidth / 1e9})
-    return rows
-
-
-def _own(answers: list[float]) -> float:
-    return answers[0]
-
-
-@torch.inference_mode()
-def time_all_reduce(runner: ModelRunner, shape: tuple[int, int], count: int, repeats: int = 9) -> float:
-    """Seconds of one all-reduce: on a GPU `count` of them in a graph, as in a decode. Runs on every rank alike."""
-    x = torch.zeros(shape, dtype=runner.dtype, device=runner.device)
-
-    def reduce() -> None:
-        for _ in range(count):
-            runner.ranks.all_reduce(x)
-
-    if runner.device.type != "cuda":
-        reduce()
-        begin = time.perf_counter()
-        reduce()
-        return (time.perf_counter() - begin) / count
-    reduce()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        reduce()
-    times = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        runner.ranks.all_reduce(x)  # so that all start together
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3 / count)
-    return statistics.median(times)
+def _decoding(llm: LLM, count: int, number: int) -> list[Any]:
+    """`count` requests whose prompts have just been computed."""
+    params = SamplingParams(temperature=0, max_tokens=_ANSWER + 1, ignore_eos=True)
+    requests = [llm.engine.add(ids, params) for ids in prompts(count, _PROMPT, llm.model_config.vocab_size, seed=number)]
+    while any(seq.num_generated_tokens == 0 for seq in requests):
+        llm.engine.step()
+    return requests
 
 
 def life(directory: str, size: int, device: str) -> dict[str, float | str]:
     """Seconds to create, close and create again; and from a rank's death in a run to the error that says so."""
     from minivllm.worker.crew import RankError
 
-    settings = dict(device=device, load_format="dummy", tensor_parallel_size=size, max_model_len=2000, num_kv_blocks=300, block_size=16)
+    settings = dict(device=device, load_format="dummy", tensor_parallel_size=size, max_model_len=2000, num_kv_blocks=300, block_size=16, max_num_seqs=16)
     found: dict[str, float | str] = {}
     for name in ("create", "create_again"):
         begin = time.perf_counter()
@@ -204,22 +174,3 @@ def life(directory: str, size: int, device: str) -> dict[str, float | str]:
     with LLM(directory, **settings) as llm:
         llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), use_tqdm=False)
     return found
-
-
-def wire_cost(num_running: int, steps: int = 64) -> dict[str, float]:
-    """What the message of a decode step of `num_running` sequences costs: medians, beside a plain pickle of the plan."""
-    engine = decoding_engine(num_running, 0)
-    writer, reader, rows = PlanWriter(), PlanReader(), []
-    for _ in range(steps + 1):
-        plan = engine.scheduler.schedule()
-        clock = [time.perf_counter()]
-        for work in (lambda: writer.encode(plan), lambda: reader.decode(data), lambda: pickle.dumps(plan, pickle.HIGHEST_PROTOCOL),
-                     lambda: pickle.loads(whole)):
-            out = work()
-            clock.append(time.perf_counter())
-            data = out if len(clock) == 2 else data
-            whole = out if len(clock) == 4 else None
-        rows.append([len(data), *(1e6 * (b - a) for a, b in zip(clock, clock[1:])), len(pickle.dumps(plan, pickle.HIGHEST_PROTOCOL))])
-        engine.scheduler.update(plan, engine.runner.execute(plan))
-    names = ("bytes", "encode_us", "decode_us", "pickle_us", "unpickle_us", "pickle_bytes")
-    return {"running": num_running, **{name: statistics.median(column) for name, column in zip(names, zip(*rows[1:]))}}

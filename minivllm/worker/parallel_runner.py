@@ -20,19 +20,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from minivllm import attention
 from minivllm.config import EngineConfig
 from minivllm.engine.step import StepPlan, StepResult
-from minivllm.models import ModelConfig, model_class
+from minivllm.models import ModelConfig
 from minivllm.weights.checkpoint import Checkpoint
 from minivllm.worker import torchrun
 from minivllm.worker.crew import STEP, Crew, RankError, spawn
-from minivllm.worker.device import select_device
 from minivllm.worker.distributed import Group, PeerLost, serve_store
 from minivllm.worker.model_runner import ModelRunner
-from minivllm.worker.rank import local_device
+from minivllm.worker.parallel_checks import check_size, first_device, given_to_ranks
 from minivllm.worker.wire import PlanWriter
 
 _STEP_TIMEOUT = float(os.environ.get("MINIVLLM_RANK_TIMEOUT", 300))
@@ -51,7 +47,7 @@ class ParallelRunner(ModelRunner):
         if launched and launched[0] > 0:
             torchrun.serve_and_leave()
         device = first_device(config.device, size, bool(launched))
-        given = _given(checkpoint, config, size)
+        given = given_to_ranks(checkpoint, config, size)
         self._writer, self._leading, self._launched = PlanWriter(), True, bool(launched)
         self.group = Group(0, size)
         self.crew = torchrun.join_as_rank_0() if launched else spawn(size)
@@ -181,47 +177,6 @@ class ParallelRunner(ModelRunner):
             self.crew.fail(f"rank 0 failed in a step, and the other ranks were ended with it ({type(error).__name__}: {error})")
         elif isinstance(error, RuntimeError) and not isinstance(error, RankError):  # a ValueError says itself what is wrong
             raise RankError(self.crew.failure) from error
-
-
-def valid_sizes(model: ModelConfig) -> list[int]:
-    """How many ranks can share `model`: its heads and its MLP divide, and of the kv heads each rank has as many, or one."""
-    kv = model.num_kv_heads
-    return [n for n in range(1, model.num_heads + 1)
-            if model.num_heads % n == model.intermediate_size % n == 0 and (kv % n == 0 or n % kv == 0)]
-
-
-def check_size(model: ModelConfig, size: int) -> None:
-    if size not in valid_sizes(model):
-        raise ValueError(f"LLM.tensor_parallel_size {size} does not divide this model ({model.num_heads} heads, {model.num_kv_heads} kv heads, "
-                         f"{model.intermediate_size} wide MLP): use one of {', '.join(map(str, valid_sizes(model)))}")
-
-
-def first_device(name: str, size: int, launched: bool) -> str:
-    """Rank 0's device, once it is known that every rank of this machine can have its own."""
-    device = select_device(name)
-    if device.type == "cpu" or launched:
-        return local_device(device.type, 0)
-    found = torch.cuda.device_count()
-    if device.index + size > found:
-        raise ValueError(f"LLM.tensor_parallel_size {size} needs {size} GPUs from {device} on, and torch sees {found}: lower it, or start "
-                         f"one process a GPU on several machines with torchrun")
-    return str(device)
-
-
-def _given(checkpoint: Checkpoint, config: EngineConfig, size: int) -> dict[str, Any]:
-    """What the other processes would not know by themselves."""
-    name = checkpoint.config["architectures"][0]
-    cls, backend = model_class(name), config.attention_backend
-    own_backend = backend in attention._BACKENDS and backend not in attention._OURS
-    return {"model": _importable(name, cls) if not cls.__module__.startswith("minivllm.") else None,
-            "backend": _importable(backend, attention._BACKENDS[backend]) if own_backend else None,
-            "precision": torch.get_float32_matmul_precision(), "threads": max(1, torch.get_num_threads() // size)}
-
-
-def _importable(name: str, what: Any) -> tuple[str, Any]:
-    if what.__module__ == "__main__" or "<" in what.__qualname__:
-        raise ValueError(f"{name!r} is made by {what.__qualname__} of {what.__module__}, which other ranks cannot import: put it in a module of its own")
-    return name, what
 
 
 def _call(name: str, *args: Any) -> bytes:
