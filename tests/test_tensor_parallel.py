@@ -300,6 +300,8 @@ def test_an_error_while_the_ranks_are_made_leaves_none(directory):
     before = left_behind()[0]
     with pytest.raises(ValueError, match="max_model_len 200 does not fit"):
         make(directory, num_kv_blocks=1, max_model_len=200)
+    with pytest.raises(ValueError, match="max_model_len 1000 is above the 256 positions"):
+        make(directory, max_model_len=1000)
     assert left_behind()[0] == before
 
 

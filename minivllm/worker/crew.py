@@ -178,7 +178,8 @@ def spawn(size: int) -> Crew:
 
 
 def _environment() -> dict[str, str]:
-    """This process's own, with its import path; what rank 0 has fetched from a hub is there, so the others need not ask."""
+    """This process's own, with its import path, without a launcher's words; what rank 0 has fetched from a hub is there: no need to ask."""
     package = str(Path(__file__).resolve().parents[2])
     path = [package, *(entry for entry in sys.path if entry)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)), "HF_HUB_OFFLINE": "1"}
+    own = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    return {**own, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)), "HF_HUB_OFFLINE": "1"}

@@ -65,7 +65,7 @@ class ParallelRunner(ModelRunner):
             try:
                 self._give_up(error)
             finally:
-                self.close()
+                self.close() if hasattr(self, "memory_limit") else self._release()  # made so far as to be closed, or not even that
             raise
 
     def limits(self, config: EngineConfig) -> dict[str, int]:
