@@ -32,7 +32,7 @@ class EngineConfig:
     model: "smollm2" (embedded), a directory with config.json and weights, a .gguf file, or a hub name ("Qwen/Qwen3-0.6B").
     device: "auto", "cpu", "cuda" or "cuda:1". dtype: "auto", "float32", "float16" or "bfloat16".
     block_size: tokens a KV-cache block holds. num_kv_blocks: blocks in the pool; left out, it is sized from memory.
-    gpu_memory_utilization: share of the GPU's memory that weights and pool may take together.
+    gpu_memory_utilization: share of the GPU's memory that weights, steps, CUDA graphs and pool may take together.
     limit_gpu_memory: let torch refuse this process more than that share, a hard stop until close(). (The share is else only aimed at.)
     max_model_len: tokens of prompt and answer together. max_num_seqs: sequences that run at once.
     max_num_batched_tokens: tokens one step computes at most; never below max_num_seqs.

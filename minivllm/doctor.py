@@ -32,7 +32,7 @@ _OPTIONAL = {
 
 
 def report(model: str = EMBEDDED_NAME) -> Iterator[str]:
-    """Lines of text. What cannot be found out is said in its line; nothing raises."""
+    """Lines of text. What cannot be found out is said in its line; only an unknown device profile raises."""
     device = select_device("auto")
     yield from _device_lines(device)
     yield from _model_lines(model, device)
@@ -58,7 +58,7 @@ def _device_lines(device: torch.device) -> Iterator[str]:
         yield f"device       cpu, {torch.get_num_threads()} threads ({why})"
         yield "capability   none: no GPU"
     backend, reason = attention.select("auto", device)
-    yield f"attention    {backend.name}: {reason}"
+    yield f"attention    {backend.name}: {reason} (tried on a small example; an LLM tries its own shape)"
     yield f"a step       at most {default_max_num_batched_tokens(device)} tokens"
 
 
@@ -85,7 +85,7 @@ def _model_lines(model: str, device: torch.device) -> Iterator[str]:
     pool = CPU_POOL_BYTES if device.type == "cpu" else _gpu_pool_bytes(device, weights + step)
     yield f"model        {model}: {config.architecture}, {config.num_layers} layers, dtype {str(dtype).removeprefix('torch.')}"
     yield f"weights      {weights / GIB:.2f} GiB"
-    yield f"KV cache     {spec.bytes_per_token:,} bytes a token; pool {pool / GIB:.2f} GiB: {max(0, pool) // spec.bytes_per_token:,} tokens"
+    yield f"KV cache     {spec.bytes_per_token:,} bytes a token; pool {max(0, pool) / GIB:.2f} GiB: {max(0, pool) // spec.bytes_per_token:,} tokens"
     bounds = ", ".join(f"{name} {bandwidth / (2 * elements):,.0f}" for name, bandwidth in BANDWIDTH.items())
     yield f"predicted    tokens/s for one sequence in 16 bit, at most: {bounds} (all weights read once a token; a bound, not measured)"
     if pool <= 0:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemoryAccount:
-    """Sizes in bytes. activation_peak: what the largest step takes: on a GPU measured, on a CPU `predicted`. graphs: what CUDA graphs hold,
+    """Sizes in bytes. activation_peak: what the largest step takes, measured where the pool was sized on a GPU, else `predicted`.
 
-    as it was measured before the pool was made. free: what the device has left now. bytes_per_token: K and V of one token in all layers.
+    graphs: what CUDA graphs hold, measured at the same time, else 0. free: what the device has left now. bytes_per_token: K and V of one token in all layers.
     """
 
     device: str
@@ -64,15 +64,14 @@ def memory_account(runner: ModelRunner, limits: dict[str, Any], max_num_seqs: in
     on_gpu = runner.device.type == "cuda"
     if on_gpu:
         free, total = gpu_memory(runner.device)
-        peak = max(runner.profile.activations, torch.cuda.max_memory_allocated(runner.device) - runner.bytes_at_rest)
     else:
         page = os.sysconf("SC_PAGE_SIZE")
         free, total = os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
-        peak = predicted_activation_bytes(runner.model_config, runner.dtype, limits["max_num_batched_tokens"], max_num_seqs)
+    measured = runner.profile.activations
+    peak = measured or predicted_activation_bytes(runner.model_config, runner.dtype, limits["max_num_batched_tokens"], max_num_seqs)
     num_blocks, block_size, bytes_per_token = limits["num_kv_blocks"], limits["block_size"], runner.spec.bytes_per_token
-    lead = runner.ranks.size > 1 and runner.ranks.rank == 0
-    others = runner.elsewhere("minivllm.memory:memory_account", limits, max_num_seqs) if lead else []
-    return MemoryAccount(str(runner.device), total, runner.weight_bytes, peak, not on_gpu, runner.profile.graphs, num_blocks * block_size * bytes_per_token, free,
+    others = runner.elsewhere("minivllm.memory:memory_account", limits, max_num_seqs) if hasattr(runner, "elsewhere") else []
+    return MemoryAccount(str(runner.device), total, runner.weight_bytes, peak, not measured, runner.profile.graphs, num_blocks * block_size * bytes_per_token, free,
                          bytes_per_token, block_size, num_blocks, tuple(others))
 
 

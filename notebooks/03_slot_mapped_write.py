@@ -16,7 +16,7 @@
 # Previous: [02 KV cache](02_kv_cache.ipynb) ([in Colab](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/02_kv_cache.ipynb)) · Next: [04 Block table and paged attention](04_paged_attention.ipynb) ([in Colab](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/04_paged_attention.ipynb)) · 60 minutes with the exercises · runs on a CPU, on Colab's free T4 and on larger GPUs
 
 # %% [markdown]
-# **You will build** a Triton kernel that writes the keys and values of a whole step, each token's to its own place in one shared pool, by one launch a layer.
+# **You will build** a Triton kernel that writes the keys and values of a whole step, each token's to its own place in one shared pool, in one go for each layer.
 #
 # **You will learn** what a slot is; what a Triton program does, with addresses, tiles and masks; how to test a kernel without a GPU; and what such a kernel is really worth, in bytes and
 # microseconds.
@@ -60,7 +60,7 @@ device = llm.runner.device
 # ## 1. The problem, measured
 #
 # Notebook 02 ended with the cure for its waste: cut the memory into blocks of equal size, and let a sequence have any blocks, in any order. The price comes at once. In a contiguous
-# buffer the tokens of a step lay side by side, and one slice assignment wrote them. Now each token has a place of its own.
+# buffer a sequence's new tokens lay side by side, and one slice assignment wrote them. Now each token's place must be looked up.
 #
 # A step of 64 sequences that decode brings 64 tokens, one a sequence, and every layer writes the K and the V of each. One row at a time that is:
 
@@ -71,7 +71,7 @@ print(f"{layers} layers x {batch} tokens x 2 (K and V) = {layers * batch * 2:,} 
 
 
 # %% [markdown]
-# Each copy moves 768 bytes (3 kv heads of 64 numbers, 4 bytes each). The bytes are nothing: 2.9 MB in all. What costs time is *asking* for a copy, again and again.
+# Each copy moves 768 bytes (3 kv heads of 64 numbers, 4 bytes each). The bytes are nothing: 2.9 MB in all. What costs time is *asking* for a copy, again and again (section 3 measures it).
 #
 # ## 2. The idea, drawn
 #
@@ -133,7 +133,7 @@ for store in (store_by_loop, store_by_index):
 # %% [markdown]
 # Slot 18 holds the first token, 21 the second, 2 the third; the fourth is padding and went nowhere. The index version is a few operations, whatever T is. Two things
 # about it are awkward. Without the mask, -1 does not mean "nowhere" to torch but "the last one", and somebody's key is overwritten in silence. With the mask, torch must know *how
-# many* tokens are wanted, because that is the shape of the next tensor: the host asks the GPU and waits, in every layer.
+# many* tokens are wanted, because that is the shape of the next tensor: the CPU (the **host**) asks the GPU (the **device**) and waits, in every layer.
 
 # %%
 k, v, k_cache, v_cache, slots = example([-1])
@@ -148,11 +148,13 @@ for tokens in (1, 64, 1024):
 
 
 # %% [markdown]
+# The loop asks once for every token. The index asks a few times, and then pays for the bytes; with a single token the loop may even win.
+#
 # ## 4. Build it: a Triton kernel
 #
-# A GPU runs one function, the **kernel**, many times at once. In Triton each run is called a **program**. A program knows its own number and is given addresses. It loads a *tile* of numbers from
-# memory (a row of them at once), computes, and stores a tile. It never sees a tensor: `source` below is the address of the first number, and `source + 4` that of the fifth.
-# Here three programs copy a matrix of three rows.
+# A GPU runs one function, the **kernel**, many times at once; to start it is a **launch**. In Triton each of these runs is called a **program**. A program knows its own number and is
+# given addresses. It loads a *tile* of numbers from memory (a row of them at once), computes, and stores a tile. It never sees a tensor: `source` below is the address of
+# the first number, and `source + 4` that of the fifth. Here three programs copy a matrix of three rows.
 
 # %%
 @triton.jit
@@ -310,7 +312,7 @@ def same(one, other, **shape):
     return results
 
 
-print(all(same(store_by_rows, store_by_loop)))
+print("equal to the loop, all 8 cases:", all(same(store_by_rows, store_by_loop)))
 
 # %% [markdown]
 # ## 6. The finished module
@@ -324,7 +326,7 @@ from minivllm.kernels import store_kvcache as finished
 print("@jit" + inspect.getsource(finished).split("@jit")[1].split("\n\n\n")[0])
 
 # %% [markdown]
-# What it adds to ours:
+# (`@jit` is `triton.jit`; `changing` names an argument that is no reason to compile anew. `other` is what a load gives where its mask is False.) What it adds to ours:
 #
 # - **Several tokens a program.** A tile is TOKENS rows (4), so more bytes are under way for each program that is started; section 8 shows how little that brings. The last program may
 #   have fewer: `tokens < num_tokens`.
@@ -337,7 +339,7 @@ print("@jit" + inspect.getsource(finished).split("@jit")[1].split("\n\n\n")[0])
 # %%
 there = hasattr(triton, "__version__")  # without Triton the twin is compared with itself
 kernel = finished.store_kvcache_triton if there else finished.store_kvcache
-print(all(same(kernel, finished.store_kvcache_torch, K=3, D=80, padding=1)))
+print("equal to the twin, all 8 cases:", all(same(kernel, finished.store_kvcache_torch, K=3, D=80, padding=1)))
 
 # %% [markdown]
 # ## 7. Watch it: slots as they are written
@@ -391,16 +393,16 @@ store_bench.figure(figures)
 # %% [markdown]
 # On the H200:
 #
-# - **Called from Python there is no difference** up to 2,048 tokens: 23 us for torch's two copies, 23 us for our kernel. The device waits for the host, and Triton's one launch takes the host
+# - **Called from Python there is no difference** up to 2,048 tokens: 19 us for torch's two copies at 256 tokens, 21 us for our kernel. The device waits for the host, and Triton's one launch takes the host
 #   as long as torch's two. The prediction was wrong here.
-# - **On the device the kernel is 3 to 5 times as fast:** 6.0 / 1.7 = 3.5 at 256 tokens, 80.6 / 19.8 = 4.1 at 8,192. The bytes are the same. Torch's kernel, made for any shape, works out
-#   the address of every single number and gets to 15.8 / 80.6 = 20% of the copy bandwidth; ours reads a row's slot once, moves 16 bytes an instruction, and gets to 15.8 / 19.8 = 80%.
-# - **The rule for -1 costs the most.** With a mask torch takes 197 us at 256 tokens, because each of its four selections asks the device and waits: in 28 layers that is 5.5 ms a step. A spare slot
+# - **On the device the kernel is 3 to 5 times as fast:** 6.0 / 1.7 = 3.4 at 256 tokens, 80.5 / 19.3 = 4.2 at 8,192. The bytes are the same. Torch's kernel, made for any shape, works out
+#   the address of every single number and gets to 15.8 / 80.5 = 20% of the copy bandwidth; ours reads a row's slot once, moves 16 bytes an instruction, and gets to 15.8 / 19.3 = 82%.
+# - **The rule for -1 costs the most.** With a mask torch takes 168 us at 256 tokens, because each of its four selections asks the device and waits: in 28 layers that is 4.7 ms a step. A spare slot
 #   for the padding avoids the question and costs two more operations. In the kernel the rule is free.
-# - **Four tokens a program against one:** 1.7 and 1.7 us at 256 tokens, 19.8 and 20.0 at 8,192. Nearly nothing.
+# - **Four tokens a program against one:** 1.7 and 1.7 us at 256 tokens, 19.3 and 19.8 at 8,192. Nearly nothing.
 #
-# So "2.3 times" is 1.0, 3.5, 4.1 or 197 / 23 = 8.5, depending on how many tokens, how it is called, and which torch code it is compared with. (2.3 is there too: `index_copy_` at 8,192 tokens,
-# called from Python: 57.1 / 25.2.) In a graph, at 256 sequences, the kernel saves 28 layers x 4.3 us = 0.12 ms of a step.
+# So "2.3 times" is 1, 3.4, 4.2 or 168 / 21 = 8, depending on how many tokens, how it is called, and which torch code it is compared with. (Near it is `index_copy_` at 8,192 tokens: 57.2 / 20.9 = 2.7
+# called from Python.) In a graph, at 256 sequences, the kernel saves 28 layers x 4.3 us = 0.12 ms of a step.
 #
 # ## 9. Exercises
 #

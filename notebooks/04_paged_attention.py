@@ -111,7 +111,7 @@ k_cache[slots], v_cache[slots] = k, v
 
 
 def attend(q, k, v):  # q [H, D], k and v [n, K, D], contiguous -> [H, D]
-    packed = q.view(k.shape[1], -1, q.shape[1])  # a group's heads as tokens of one head: [K, H / K, D]
+    packed = q.view(k.shape[1], -1, q.shape[1])  # query heads of one kv head as its rows: [K, H / K, D]
     return F.scaled_dot_product_attention(packed, k.transpose(0, 1), v.transpose(0, 1)).flatten(0, 1)
 
 
@@ -126,7 +126,7 @@ print("gathered as contiguous:", torch.equal(gather_then_attend(q, k_cache, v_ca
 # ### Why not a table of slots?
 #
 # `slots` did the job; why blocks at all? A table with an entry for each token would waste nothing. But it has S times as many entries, and these are paid for where an engine is slow: on the
-# host, in every step. In 32-bit numbers, for 256 sequences of 1,000 tokens:
+# host (the CPU), in every step. In 32-bit numbers, for 256 sequences of 1,000 tokens:
 
 # %%
 for size in (1, 16, 256):
@@ -165,7 +165,7 @@ tiny, manager = TinyBlockManager(6), BlockManager(num_blocks=6, block_size=S)
 a, b, c = (Sequence(number, [0] * tokens, SamplingParams()) for number, tokens in enumerate((6, 3, 9)))
 for name, seq in (("A", a), ("B", b)):  # A: 6 tokens, B: 3
     tiny.grow(name, len(seq))
-    manager.allocate(seq, hits=[])
+    manager.allocate(seq, hits=[])      # hits: blocks found in the prefix cache (05), here none
 a.token_ids += [0] * 3                  # A grows to 9 tokens, B ends, C comes with 9
 tiny.grow("A", 9), tiny.free("B"), tiny.grow("C", 9)
 manager.grow(a), manager.free(b), manager.allocate(c, hits=[])
@@ -173,12 +173,12 @@ print("A", tiny.tables["A"], "C", tiny.tables["C"], "free", tiny.free_blocks)
 print("the package says the same:", (a.block_table, c.block_table) == (tiny.tables["A"], tiny.tables["C"]))
 
 # %% [markdown]
-# C got what was left and B's old block, 4, 5 and 2, and does not mind. All pieces have the same size, so **every free block fits**. The package's manager
+# C got what was left and B's old block, 4, 5 and 2. All pieces have the same size, so **every free block fits**. The package's manager
 # (`minivllm/engine/block_manager.py`) adds reference counts and hashes, by which sequences share blocks (notebook 05), and its `grow` says False when no block is free (07).
 #
 # ### Append, at the end of a block
 #
-# Now the moment that everybody stumbles over. A token's K and V are written in the step *after* the one that sampled it (notebook 02). So there are two counts, `len(tokens)` and
+# A token's K and V are written in the step *after* the one that sampled it (notebook 02). So there are two counts, `len(tokens)` and
 # `num_computed_tokens`, and between two decodes the second is one behind. Which of them decides when a block is needed?
 #
 # We drive the real engine by hand: `schedule` plans a step, `execute` computes it, `update` appends the sampled token. A has a prompt of 3 tokens and writes 4; B runs beside it, so that
@@ -204,8 +204,6 @@ print(boundary.table(records))
 boundary.figure(records, block_size=S)
 
 # %% [markdown]
-# Read it slowly.
-#
 # - **Step 0** computes the prompt, positions 0 to 2, and samples a fourth token. Now A has as many tokens as its block has slots, but slot 3 is empty.
 # - **Step 1** computes position 3, writes the last slot, and samples a fifth token. Five tokens, one block of four slots, and *all is well*: the fifth has no K and V yet.
 # - **Step 2** will compute position 4. *When it is planned*, a block is needed: `schedule` calls `grow`, which takes block 3.
@@ -263,8 +261,8 @@ full, swapped = (attend_by_pages(q, *pages, table, 8) for table in ([7, 2], [2, 
 print("two full pages in the other order:", torch.allclose(swapped, full, atol=1e-5))
 
 # %% [markdown]
-# The last line may surprise. A sum has no order, and a key's position was turned into the key itself (notebook 01). Order matters for *writing*, for the causal mask of a prompt, and because the last page
-# may be partly filled. So pages may also be read *at the same time*, as the kernel does.
+# The last line may surprise. A sum has no order, and a key brings its position along: it was rotated by it (notebook 01). Order matters for *writing*, for the causal
+# mask of a prompt, and because the last page may be partly filled. So pages may also be read *at the same time*, as the kernel does.
 #
 # ### The Triton kernel
 #
@@ -291,8 +289,8 @@ wanted = paged_decode_torch(*arguments)  # gathers
 if triton is None:
     print("triton is not installed: pip install triton, then run this cell again")
 else:
-    for splits in (1, 2):
-        got = paged_decode_triton(*arguments, dot=False, splits=splits, tile=4)  # no matrix unit, as on a T4
+    for splits in (1, 2):  # dot=False: without tl.dot, the way for a T4
+        got = paged_decode_triton(*arguments, dot=False, splits=splits, tile=4)
         print(f"context in {splits} part(s), as gathered:", torch.allclose(got, wanted, atol=1e-4))
 
 # %% [markdown]
@@ -345,7 +343,7 @@ from minivllm.attention.metadata import AttentionMetadata
 
 metadata = AttentionMetadata(slot_mapping=torch.tensor([21, 44, 19], device=device), block_tables=block_tables,
                              context_lens=context_lens, block_size=S, writes_all=True,
-                             cu_seqlens_q=torch.arange(4, **int32))
+                             cu_seqlens_q=torch.arange(4, **int32))  # where each row's queries begin
 backend, contexts = llm.runner.backend, context_lens.tolist()
 metadata.plan = backend.prepare(metadata, query_lens=[1, 1, 1], context_lens=contexts)
 got = backend.attend(queries, *cache, metadata, scale=D ** -0.5)
@@ -419,7 +417,7 @@ paged.figure(step=700)
 
 # %% [markdown]
 # 1,823 steps, where exact buffers took 3,133, and buffers as a real engine must reserve them 3,969 or 18,330. It beats even the one that knew the future, because nothing is reserved ahead: while
-# a sequence is short, others use the room. In the picture no sequence lies in one piece, and nobody minds. (A step of more sequences takes longer, but far less than in proportion.)
+# a sequence is short, others use the room. In the picture no sequence lies in one piece. (A step of more sequences takes longer, but far less than in proportion.)
 #
 # The price: the engine admits more than will fit when all have grown. When the blocks run out, the newest sequence gives its blocks back and is computed again later (notebook 07): 32 times here,
 # included in the 1,823 steps.
@@ -511,8 +509,8 @@ print("64 x 1,000 in blocks of", ", ".join(by_size))
 # (The text speaks of the saved figures.) 256 sequences of some 1,000 tokens are read faster than a copy's speed: a copy also writes, and changing between the two costs a little. Scattered pages are read as
 # fast as memory can be, and blocks of 1 as fast as blocks of 256. So the table of slots of section 3 would cost the kernel nothing; the host pays.
 #
-# One sequence of 8,000 reaches about half. Look at the differences: the three smaller cases take some 7 microseconds more than their bytes, whatever their size, for starting the programs, waiting for the
-# first bytes and joining the parts. Beside 68 us that is little; beside the 8 us of 33 MB it is as much again.
+# One sequence of 8,000 reaches about half. Look at the differences: the three smaller cases take 5 to 11 microseconds more than their bytes, for starting the programs, waiting for the
+# first bytes and joining the parts. Beside 61 us that is little; beside the 8 us of 33 MB it is most of as much again.
 #
 # ## 10. Exercises
 
@@ -560,8 +558,9 @@ plug_paged.slot_mapping(slot_mapping, llm, "The capital of France is", max_token
 # %% [markdown] tags=["exercise-2-statement"]
 # ### Exercise 2: paged decode (medium, 20 minutes)
 #
-# Write `paged_decode(q, k_cache, v_cache, block_table, context_len)` for one sequence: `q [H, D]` is the newest token's query, `k_cache` and `v_cache` are `[N, S, K, D]`, so that `k_cache[b]` is page b;
-# `block_table` is a list of block numbers, perhaps longer than needed; the first `context_len` positions count, the newest token's own included. Return `[H, D]` in the dtype of q. Walk page by page with a
+# Write `paged_decode(q, k_cache, v_cache, block_table, context_len)` for one sequence: `q [H, D]` is the newest token's query, `k_cache` and `v_cache` are `[N, S, K, D]`, so that `k_cache[b]` is page
+# b; `block_table` is a list of block numbers, perhaps longer than needed; the first `context_len` positions count, the newest token's own included. As always,
+# query head h reads kv head h // (H / K), and scores are scaled by 1 / sqrt(D). Return `[H, D]` in the dtype of q. Walk page by page with a
 # running maximum and sum. (The checker cannot tell a gather from it.) Try without looking at `attend_by_pages`: the three scores of section 4 have everything.
 #
 # Example: S = 4, `context_len` 10: pages `block_table[0]` and `[1]` with four tokens each, then two tokens of page `block_table[2]`.

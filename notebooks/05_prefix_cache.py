@@ -13,7 +13,7 @@
 #
 # Blocks found again by a hash of their whole prefix, shared and evicted.
 #
-# Previous: [04 Block table and paged attention](04_paged_attention.ipynb) ([in Colab](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/04_paged_attention.ipynb)) · Next: 06 Scheduler (planned) · 75 minutes with the exercises · runs on a CPU, on Colab's free T4 and on larger GPUs
+# Previous: [04 Block table and paged attention](04_paged_attention.ipynb) ([in Colab](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/04_paged_attention.ipynb)) · Next: [06 Scheduler](06_scheduler.ipynb) ([in Colab](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/06_scheduler.ipynb)) · 75 minutes with the exercises · runs on a CPU, on Colab's free T4 and on larger GPUs
 
 # %% [markdown]
 # **You will build** a prefix cache: a table from hashes to blocks, a reference count for each block, and a free list that forgets the right things first. Then you
@@ -97,7 +97,7 @@ engine = fresh(caching=False)
 trace = engine.scheduler.start_trace()
 without = play(engine, system, talks)
 print("system prompt:", len(system), "tokens; prompts:", [seq.num_prompt_tokens for seq in without])
-print(decode(without[0].generated_token_ids))
+print("the first answer begins:", repr(decode(without[0].generated_token_ids)))
 
 
 # %% [markdown]
@@ -299,8 +299,9 @@ third, hits = cache.take([], 5)
 print("third: ", third, "found", hits, "| can be found:", sorted(cache.block_of.values()))
 
 # %% [markdown]
-# A block that is given back keeps its contents and its hash: it is free *and* can be found, until somebody needs the room. It is reused in the order in which blocks became free, and each sequence gives
-# its tail back first. Why? A lookup stops at the first gap. Without block 0, block 1 could never be reached again; without block 1, block 0 is as useful as before.
+# A block that is given back keeps its contents and its hash: it is free *and* can be found, until somebody needs the room. Reuse takes
+# the block that has been free the longest (*least recently used*), and each sequence gives its tail back first. Why? A lookup stops at the first gap.
+# Without block 0, block 1 could never be reached again; without block 1, block 0 is as useful as before.
 #
 # ### Not before it is computed
 #
@@ -423,7 +424,8 @@ e = run(engine, library[:1], [2])
 
 # %% [markdown]
 # Four moments. B and C share four blocks: the system prompt and the "User:" behind it (hatched, ×2). Both have ended, and every full block stays findable (dotted). D takes the twelve blocks that were free the
-# longest: those never used, then the unfinished last blocks of A, B and C, and of what these had in common only the tail, 3 and 2, which are evicted (dashed). Last, E finds what is left of the chain.
+# longest: those never used, then the unfinished last blocks of A, B and C, and of what these had in common only the tail, 3 and 2, which are evicted (dashed). Last,
+# E finds what is left of the chain, and takes 2, 3 and 6, D's tail: the full 3 and 6 are evicted.
 
 # %%
 def first_step(sequences):
@@ -502,15 +504,16 @@ def rates(num_blocks):  # the share found in each round, in %
 pools = [250, 500, 750, 1000, 1250, 1500, 1750]
 by_pool = [rates(num_blocks) for num_blocks in pools]
 for num_blocks, row in zip(pools, by_pool):
-    print(f"{num_blocks:5} blocks:", [f"{rate:.0f} %" for rate in row])
+    print(f"{num_blocks:5} blocks:", ", ".join(f"{rate:.0f}%" for rate in row))
 
 # %%
 names = ["first questions", "second", "third", "fourth"]
 sketch.lines(pools, dict(zip(names, zip(*by_pool))), x="blocks in the pool", y="% of the prompt tokens found")
 
 # %% [markdown]
-# Each later round has a cliff before the number that we counted for it. Left of it only the system prompt is found: every request touches it, so it never becomes the least recently used. A conversation
-# does, shortly before its user comes back: where users return in turn, least recently used evicts exactly what is needed next, and more memory changes nothing until it is enough. A low
+# Each later round's rate climbs between two of the counts: the second from 502 blocks to 929, the third from 929 to 1,286. Left of that only the system prompt is found:
+# every request touches it, so it never becomes the least recently used. A conversation does, shortly before its user comes back: where users return in turn, least recently used evicts
+# exactly what is needed next, and more memory changes nothing until it is enough. A low
 # hit rate of returning users is first a question of pool size.
 #
 # ## 9. Measure: time to the first token
@@ -524,11 +527,12 @@ from minivllm.teach import ttft
 
 config, machine = llm.model_config, Machine.measure(llm.runner.device, llm.runner.dtype)
 weights = sum(parameter.numel() for parameter in llm.runner.model.model.layers.parameters())
+# of one query and one key: a product for the score, one for the mixture, multiply and add each
 pair_flops = 4 * config.num_heads * config.head_dim * config.num_layers
 
 
 def predicted_ms(new, context):
-    flops = 2 * weights * new + pair_flops * new * context
+    flops = 2 * weights * new + pair_flops * new * (context - new / 2)  # causal: half of its own square
     return 1e3 * max(flops / machine.matmul_flops, llm.runner.weight_bytes / machine.read_bandwidth)
 
 

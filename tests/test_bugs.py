@@ -53,7 +53,7 @@ def test_a_fault_tells_its_story_and_shows_its_code(name):
 
 def test_the_names_asked_for_are_there():
     assert set(FAULTS) == {"stale_hash", "full_hit_crash", "boundary_off_by_one", "freed_block_in_table", "hit_never_reads", "starvation",
-                           "slots_by_head_dim", "upper_left_mask", "stale_buffer", "grows_at_remainder_one"}
+                           "slots_by_head_dim", "upper_left_mask", "stale_buffer", "rebound_tensor", "grows_at_remainder_one", "whoever_fits"}
     with pytest.raises(KeyError, match="no planted fault is called 'x'"):
         bugs.get("x")
 
@@ -165,6 +165,7 @@ HINTS = [
     ("boundary_off_by_one", dict(prompt_tokens=4, max_tokens=1), "comes out of the prompt's own step"),
     ("boundary_off_by_one", dict(prompt_tokens=1, max_tokens=4), "positions 0 to 3 are computed"),
     ("upper_left_mask", dict(num_queries=3, num_keys=3), "equal lengths both triangles are the same"),
+    ("rebound_tensor", dict(answers=[4, 4, 4]), "nobody ever moves up"), ("rebound_tensor", dict(answers=[5, 5, 1]), "stands behind those that go on"),
     ("stale_buffer", dict(first_tokens=3, second_tokens=3), "is as long as the first"),
     ("stale_buffer", dict(first_tokens=3, second_tokens=9), "is longer than the first"),
     ("slots_by_head_dim", dict(num_kv_heads=1, slot_mapping=[5]), "with one kv head"),
@@ -221,6 +222,7 @@ def test_the_boundary_fault_shows_exactly_where_a_decode_starts_a_block(prompt_t
     ("boundary_off_by_one", dict(prompt_token=2, max_tokens=4), "did you mean prompt_tokens?"),
     ("upper_left_mask", dict(num_queries=5, num_keys=3), "5 queries and 3 keys"),
     ("upper_left_mask", dict(num_queries=True, num_keys=3), "whole number"),
+    ("rebound_tensor", dict(answers=[3]), "a list of 2 to 4 lengths, got [3]"), ("rebound_tensor", dict(answers=[3, 17]), "must be 1 to 16, got 17"),
     ("stale_buffer", dict(first_tokens=0, second_tokens=3), "first_tokens must be 1"),
     ("slots_by_head_dim", dict(num_kv_heads=2, slot_mapping=[16]), "a slot must be -1 to 15, got 16"),
     ("slots_by_head_dim", dict(num_kv_heads=2, slot_mapping=[3, 3]), "same slot"),

@@ -9,7 +9,7 @@ import torch
 from minivllm.teach import check
 from minivllm.teach.compare import show
 from minivllm.teach.exercise import run
-from minivllm.teach.exercises import EXERCISES, attention, kv_cache, paged
+from minivllm.teach.exercises import EXERCISES, attention, graphs, kv_cache, paged
 
 MISTAKES = [(name, index) for name, exercise in EXERCISES.items() for index in range(len(exercise.mistakes))]
 NAMES = list(EXERCISES)
@@ -95,6 +95,24 @@ def decode_by_loops(q, k_cache, v_cache, block_table, context_len):
     return loop_attention(q[None], torch.stack(keys), torch.stack(values))[0]
 
 
+def pad_by_loops(buffer, columns, sizes):
+    fitting = [size for size in sizes if size >= columns.shape[1]]
+    if not fitting:
+        raise ValueError
+    for place in range(min(fitting)):
+        for row in range(4):
+            buffer[row, place] = columns[row, place] if place < columns.shape[1] else (0, 0, -1, 0)[row]
+    return min(fitting)
+
+
+def fused_by_loops(reads, writes, sizes, kept):
+    total = 0
+    for tensor, size in enumerate(sizes.tolist()):
+        made = any(row[tensor] for row in writes.tolist())
+        total += size * (kept[tensor].item() if made else any(row[tensor] for row in reads.tolist()))
+    return total
+
+
 def append_in_one_index(cache, length, k, v):
     if length + len(k) > cache.size(1):
         raise ValueError
@@ -114,9 +132,14 @@ RIGHT = {
     "append": [append_in_one_index],
     "wasted_share": [lambda n, m: sum(m - x for x in n) / (m * len(n)), lambda n, m: 1 - np.mean(n) / m,
                      lambda n, m: torch.tensor(1 - sum(n) / len(n) / m, dtype=torch.float64)],
+    "idle_share": [lambda a, b: sum(max(a[i:i + b]) - x for i in range(0, len(a), b) for x in (a[i:i + b] + [0] * b)[:b])
+                   / (b * sum(max(a[i:i + b]) for i in range(0, len(a), b)))],
     "slot_mapping": [paged.slot_mapping, lambda t, a, n, s: np.array([t[p // s] * s + p % s for p in range(a, a + n)]),
                      lambda t, a, n, s: torch.tensor(t)[torch.arange(a, a + n) // s] * s + torch.arange(a, a + n) % s,
                      lambda t, a, n, s: [b * s + i for b in t for i in range(s)][a:a + n]],
+    "pad_batch": [graphs.pad_batch, pad_by_loops],
+    "fused_bytes": [graphs.fused_bytes, fused_by_loops, lambda reads, writes, sizes, kept: int(
+        (torch.where(writes.any(0), kept, reads.any(0)) * sizes).sum())],
     "paged_decode": [paged.paged_decode, decode_by_loops],
 }
 

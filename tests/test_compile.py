@@ -24,7 +24,7 @@ capability = int(sys.argv[1])
 F, I32, I64, f32, i32 = "*fp16", "*i32", "*i64", "fp32", "i32"
 T4, SHARED = capability < 80, int(sys.argv[2])
 H, K, D, S = 16, 8, 128, 16  # Qwen3-0.6B
-TILE = paged_decode.launch_shape(256, K, 132, 4096, 2 * D, SHARED)[1]
+TILE = paged_decode.launch_shape(256, K, 132, 32, 2 * D, SHARED)[1]
 LARGE = SHARED >= paged_prefill._LARGE_SHARED
 EARLY = capability >= 90
 KERNELS = {

@@ -127,7 +127,8 @@ def test_padding_writes_nothing(directory):
 
 
 @pytest.mark.gpu
-def test_a_failed_capture_is_said_once_and_leaves_everything_usable(directory, monkeypatch):
+@pytest.mark.parametrize("pool", [{"num_kv_blocks": 40}, {"gpu_memory_utilization": 0.05}])
+def test_a_failed_capture_is_said_once_and_leaves_everything_usable(directory, monkeypatch, pool):
     calls = []
     forward = DecodeGraphs.forward
 
@@ -140,8 +141,9 @@ def test_a_failed_capture_is_said_once_and_leaves_everything_usable(directory, m
     monkeypatch.setattr(DecodeGraphs, "forward", failing)
     torch.cuda.manual_seed(5)
     state = torch.cuda.get_rng_state()
-    with pytest.warns(UserWarning, match="no CUDA graphs: .*planted"):
-        llm = LLM(directory, device="cuda", dtype="float32", num_kv_blocks=40, block_size=16, max_num_seqs=8)
+    with pytest.warns(UserWarning, match="no CUDA graphs: .*planted") as said:
+        llm = LLM(directory, device="cuda", dtype="float32", block_size=16, max_num_seqs=8, **pool)
+    assert len([one for one in said if "no CUDA graphs" in str(one.message)]) == 1
     assert torch.equal(torch.cuda.get_rng_state(), state)
     with llm, warnings.catch_warnings():
         warnings.simplefilter("error")

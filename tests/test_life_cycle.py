@@ -150,7 +150,7 @@ def test_a_pool_that_is_too_small_prints_the_account_and_the_setting_to_change(d
 
 @pytest.mark.gpu
 def test_the_memory_account_of_a_gpu_is_measured(directory):
-    with LLM(directory, device="cuda", num_kv_blocks=64) as llm:
+    with LLM(directory, device="cuda", gpu_memory_utilization=0.05) as llm:
         tokens(llm)
         assert not llm.memory.predicted and 0 < llm.memory.activation_peak < 1 << 30
 

@@ -118,4 +118,6 @@ def _tried(name: str, device: torch.device, dtype: torch.dtype | None, shape: tu
         backend = _BACKENDS[name]()
     except ImportError as error:
         return None, f"{error}"
+    except Exception as error:  # an installed package that is broken
+        return None, f"{type(error).__name__}: {error}"
     return backend, None if name == "torch_sdpa" else trial(backend, device, dtype, shape, block_size)

@@ -34,11 +34,11 @@ class FlashAttentionBackend:
     in_graphs = True
 
     def __init__(self, own_decode: bool = False) -> None:
-        import flash_attn
+        from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 
         self.own_decode = own_decode
         self.name = "flash_triton" if own_decode else "flash_attn"
-        self._varlen, self._with_kvcache = flash_attn.flash_attn_varlen_func, flash_attn.flash_attn_with_kvcache
+        self._varlen, self._with_kvcache = flash_attn_varlen_func, flash_attn_with_kvcache
 
     def prepare(self, metadata: AttentionMetadata, query_lens: list[int], context_lens: list[int]) -> FlashPlan | None:
         """None for a step of decodes: it needs nothing but the metadata, and so can be captured."""

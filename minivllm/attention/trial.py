@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from minivllm.attention.metadata import AttentionMetadata
+from minivllm.worker.device import current
 
-_MIX = ((0, 5), (9, 1), (3, 4))  # (tokens before, tokens now): a prompt, a decode, a chunk
+#: (tokens before, tokens now) of each row: a prompt, a decode, a chunk; and decodes, one of them long enough to be split.
+_MIXES = (((0, 5), (9, 1), (3, 4)), ((300, 1), (2, 1)))
 #: What was found out, by backend, device, dtype, shape and block size: each is tried once a process.
 _FOUND: dict[tuple, str | None] = {}
 
@@ -27,12 +29,12 @@ def trial(backend: Any, device: torch.device, dtype: torch.dtype | None = None, 
 def _try(backend: Any, device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int], block_size: int) -> str | None:
     from minivllm.attention.torch_sdpa import TorchSDPABackend
 
-    with torch.inference_mode():
-        try:
+    try:
+        with torch.inference_mode(), current(device):
             got, want = (_attend(one, device, dtype, shape, block_size) for one in (backend, TorchSDPABackend()))
-        except Exception as error:
-            return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-    error, allowed = (got - want).abs().max().item(), max(1e-4, 4 * torch.finfo(dtype).eps * want.abs().max().item())
+            error, allowed = (got - want).abs().max().item(), max(1e-4, 4 * torch.finfo(dtype).eps * want.abs().max().item())
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     return None if error < allowed else f"its result is off by {error:.2g}"  # a few roundings; `not <` catches NaN too
 
 
@@ -44,10 +46,10 @@ def _attend(backend: Any, device: torch.device, dtype: torch.dtype, shape: tuple
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
-    blocks = -(-max(map(sum, _MIX)) // block_size)  # of each row, which lie in reverse order
-    k_cache, v_cache = (draw(len(_MIX) * blocks * block_size, kv_heads, head_dim) for _ in range(2))
+    blocks = -(-max(sum(row) for mix in _MIXES for row in mix) // block_size)  # of each row, which lie in reverse order
+    k_cache, v_cache = (draw(3 * blocks * block_size, kv_heads, head_dim) for _ in range(2))
     results = []
-    for mix in (_MIX, ((9, 1), (2, 1))):
+    for mix in _MIXES:
         counts, contexts = [n for _, n in mix], [before + n for before, n in mix]
         tables = torch.tensor([[(row + 1) * blocks - 1 - i for i in range(blocks)] for row in range(len(mix))], dtype=torch.int32)
         slots = [int(tables[row, position // block_size]) * block_size + position % block_size

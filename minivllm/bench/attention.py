@@ -16,7 +16,7 @@ from torch import Tensor
 from minivllm import attention
 from minivllm.attention.metadata import AttentionMetadata
 from minivllm.bench.limits import median_seconds
-from minivllm.worker.device import GIB, gpu_memory
+from minivllm.worker.device import GIB, gpu_memory, has_bfloat16
 from minivllm.worker.gpu_memory import MemoryLimit
 
 H, K, D = 16, 8, 128
@@ -74,7 +74,7 @@ def ways(device: torch.device, dtype: torch.dtype) -> dict[str, Callable[[int], 
 def measure(device: torch.device, memory_gib: float | None = None) -> dict[str, Any]:
     """Every way at every length: seconds, and on a GPU extra bytes; the longest prompt that fits into `memory_gib` of the GPU's memory."""
     on_gpu = device.type == "cuda"
-    dtype = torch.float32 if not on_gpu else torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+    dtype = torch.float32 if not on_gpu else torch.bfloat16 if has_bfloat16(device) else torch.float16
     rows = []
     for name, make in ways(device, dtype).items():
         for length in GPU_LENGTHS if on_gpu else CPU_LENGTHS:
@@ -112,8 +112,10 @@ def _longest(result: dict[str, Any], make_naive: Callable[[int], Callable[[], Te
     memory = int(result["memory_gib"] * GIB)
     inputs = (H + 4 * K) * D * itemsize  # a token's q, k and v, and its K and V in the cache
     longest = {}
-    for name in {row["way"] for row in result["rows"]} - {"naive"}:
+    for name in dict.fromkeys(row["way"] for row in result["rows"]):
         measured = [row for row in result["rows"] if row["way"] == name and row["extra_bytes"] is not None]
+        if name == "naive" or not measured:
+            continue
         longest[name] = int(memory / (inputs + measured[-1]["extra_bytes"] / measured[-1]["length"]))
     limit = MemoryLimit(device, memory / gpu_memory(device)[1])
     try:

@@ -32,14 +32,35 @@ def add_parsers(bench: argparse.ArgumentParser) -> None:
     attention.add_argument("--memory-gib", type=float, help="as if the GPU had no more, for example 15 for a T4")
     attention.add_argument("--output", metavar="FILE", help="save raw figures as JSON")
     attention.set_defaults(run=_attention)
-    parallel = kinds.add_parser("parallel", help="several GPUs against one: tokens, throughput, all-reduces, the ranks' life")
-    parallel.add_argument("--shape", default="qwen3-0.6b", help="qwen3-0.6b, qwen3-8b or tiny; random weights")
-    parallel.add_argument("--sizes", type=int, nargs="+", default=[1, 2], metavar="GPUS")
-    parallel.add_argument("--batches", type=int, nargs="+", default=[1, 64, 256], metavar="SEQUENCES")
-    parallel.add_argument("--rounds", type=int, default=3)
-    parallel.add_argument("--device", default="cuda")
-    parallel.add_argument("--output", metavar="FILE", help="save raw figures as JSON")
-    parallel.set_defaults(run=_parallel)
+    _simulate_arguments(kinds.add_parser("simulate", help="batching modes compared on a GPU that need not be there, in simulated time"))
+    _parallel_arguments(kinds.add_parser("parallel", help="several GPUs against one: tokens, throughput, all-reduces, the ranks' life"))
+
+
+def _simulate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="T4", help="T4, L4, A100 or H200")
+    parser.add_argument("--rate", type=float, default=20.0, help="requests a second; inf: all at once")
+    parser.add_argument("--num-requests", type=int, default=1000)
+    parser.add_argument("--input-len", type=int, nargs=2, default=(64, 512), metavar=("FROM", "TO"))
+    parser.add_argument("--output-len", type=int, nargs=2, default=(16, 192), metavar=("FROM", "TO"))
+    parser.add_argument("--real-lengths", action="store_true", help="lengths of real questions and answers instead")
+    parser.add_argument("--mode", action="append", help="only this mode; can be given several times")
+    parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
+    parser.add_argument("--num-kv-blocks", type=int, help="left out: what the device's memory holds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--calibration", action="store_true", help="instead: the simulated H200 against the measured one")
+    parser.add_argument("--output", metavar="FILE", help="save raw figures as JSON")
+    parser.set_defaults(run=_simulate)
+
+
+def _parallel_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", default="qwen3-0.6b", help="qwen3-0.6b, qwen3-8b or tiny; random weights")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2], metavar="GPUS")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 64, 256], metavar="SEQUENCES")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--output", metavar="FILE", help="save raw figures as JSON")
+    parser.set_defaults(run=_parallel)
 
 
 def _generation_arguments(parser: argparse.ArgumentParser, defaults: dict) -> None:
@@ -75,6 +96,22 @@ def _generation(args: argparse.Namespace, throughput: bool) -> int:
         for name, times in result["seconds"].items():
             if times:
                 print(f"  {name:<34}{1e3 * statistics.median(times) / result['output_tokens']:10.2f} ms a token, prefill included")
+    report.save(result, args.output)
+    return 0
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from minivllm.bench import report, simulation
+    from minivllm.simulate import calibration
+
+    if args.calibration:
+        print("\n".join(calibration.show()))
+        return 0
+    result = simulation.measure(args.device, args.rate, args.num_requests, seed=args.seed, input_len=tuple(args.input_len),
+                                output_len=tuple(args.output_len), real_lengths=args.real_lengths, modes=args.mode,
+                                max_num_seqs=args.max_num_seqs, max_num_batched_tokens=args.max_num_batched_tokens,
+                                num_kv_blocks=args.num_kv_blocks)
+    print("\n".join(simulation.show(result)))
     report.save(result, args.output)
     return 0
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +45,23 @@ def uses_triton(tensor: Tensor) -> bool:
     return tensor.is_cuda and triton is not None
 
 
+def _early_launch_functions() -> tuple[Any, Any] | None:
+    """Triton's two functions for it, where they work: 3.4.0 has them with an argument that its own compiler no longer gives."""
+    cuda = getattr(tl.extra, "cuda", None) if tl is not None else None
+    wait = getattr(cuda, "gdc_wait", None)
+    return (wait, cuda.gdc_launch_dependents) if wait is not None and "_semantic" in inspect.signature(wait).parameters else None
+
+
+@jit
+def _nothing():
+    """In their place: every name in a kernel must exist, in branches that are never taken too."""
+    pass
+
+
+KNOWS_EARLY_LAUNCH = _early_launch_functions() is not None
+gdc_wait, gdc_launch_dependents = _early_launch_functions() or (_nothing, _nothing)
+
+
 def has_early_launch(device: torch.device) -> bool:
     """Whether a kernel may come up while the one before it ends (programmatic dependent launch): from sm90 on, if Triton knows it."""
     return _abilities(device, os.environ.get(PROFILE_VARIABLE))[0]
@@ -58,7 +76,7 @@ def shared_memory(device: torch.device) -> int:
 def _abilities(device: torch.device, _profile: str | None) -> tuple[bool, int]:
     if device.type != "cuda":
         return False, 227 << 10
-    return devices.capability(device) >= (9, 0) and hasattr(tl.extra.cuda, "gdc_wait"), devices.shared_memory(device)
+    return devices.capability(device) >= (9, 0) and KNOWS_EARLY_LAUNCH, devices.shared_memory(device)
 
 
 def next_power_of_2(number: int) -> int:

@@ -16,7 +16,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     too few for several threads; W x^T splits it over the outputs. One row would be a matrix-vector product, which is slower than two
     rows at once.
     """
-    if x.device.type != "cpu" or x.dim() != 2 or len(x) > _FEW_ROWS or torch.get_num_threads() == 1:
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.dim() != 2 or len(x) > _FEW_ROWS or torch.get_num_threads() == 1:
         return F.linear(x, weight, bias)
     rows = x if len(x) > 1 else x.repeat(2, 1)
     out = torch.mm(weight, rows.t())[:, :len(x)].t().contiguous()

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from minivllm.kernels.jit import has_early_launch, jit, next_power_of_2, shared_memory, tl, uses_triton
+from minivllm.kernels.jit import gdc_launch_dependents, gdc_wait, has_early_launch, jit, next_power_of_2, shared_memory, tl, uses_triton
 
 _MIXED_SPLITS = 4  # in a mixed step the rows' number changes all the time, and each number of splits is a kernel to compile
 _LOG2E = 1.4426950408889634  # the hardware has 2^x, not e^x
@@ -32,8 +32,8 @@ def _decode_kernel(out, partial, log_sums, q, k_cache, v_cache, block_tables, co
     """
     kv_head, index, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()  # the joining kernel may come up beside this one
-        tl.extra.cuda.gdc_wait()               # until what came before has written q, keys and values
+        gdc_launch_dependents()  # the joining kernel may come up beside this one
+        gdc_wait()               # until what came before has written q, keys and values
     row = tl.load(rows + index) if INDEXED else index
     token = (tl.load(tokens + index) if INDEXED else index).to(tl.int64)
     context = tl.load(context_lens + row)
@@ -84,11 +84,11 @@ def _join_kernel(out, partial, log_sums, tokens, H: tl.constexpr, D: tl.constexp
                  SPLITS: tl.constexpr, PARTS: tl.constexpr, INDEXED: tl.constexpr, EARLY: tl.constexpr):
     """One program: one head of one row. Parts are weighed by the sums of their exponentials."""
     index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    token = (tl.load(tokens + index) if INDEXED else index).to(tl.int64)
     parts, columns = tl.arange(0, PARTS), tl.arange(0, WIDTH)
     at = (index * H + head) * SPLITS + parts
     if EARLY:
-        tl.extra.cuda.gdc_wait()  # until the parts are written
+        gdc_wait()  # until the parts are written
+    token = (tl.load(tokens + index) if INDEXED else index).to(tl.int64)
     sums = tl.load(log_sums + at, mask=parts < SPLITS, other=-float("inf"))
     best = tl.max(sums, axis=0)
     weights = tl.where(sums > -float("inf"), tl.exp2(sums - tl.where(best > -float("inf"), best, 0.0)), 0.0)
@@ -100,11 +100,11 @@ def _join_kernel(out, partial, log_sums, tokens, H: tl.constexpr, D: tl.constexp
 
 
 @functools.cache
-def launch_shape(num_rows: int, num_kv_heads: int, num_processors: int, max_tokens: int, row_bytes: int, shared: int) -> tuple[int, int]:
+def launch_shape(num_rows: int, num_kv_heads: int, num_processors: int, most_splits: int, row_bytes: int, shared: int) -> tuple[int, int]:
     """(splits, tile): how many programs share a row's context, and how many tokens each takes in at a time.
 
     With many rows: eight programs a processor, which evens out unequal lengths, and large tiles. With few: four, and half as large,
-    so that two programs at once find room on a processor. Never parts of less than 128 tokens. Found by trying all on an H200.
+    so that two programs at once find room on a processor. Never more than `most_splits`. Found by trying all on an H200.
     """
     programs = num_rows * num_kv_heads
     if programs >= num_processors:
@@ -113,7 +113,7 @@ def launch_shape(num_rows: int, num_kv_heads: int, num_processors: int, max_toke
         splits, bytes_of_keys = next_power_of_2(4 * num_processors // programs + 1) // 2, 16 << 10
     bytes_of_keys = min(bytes_of_keys, shared // 6)  # of keys and of values, two tiles each are under way
     tile = max(16, min(128, bytes_of_keys // row_bytes))
-    return max(1, min(splits, next_power_of_2(max_tokens // 128))), 1 << (tile.bit_length() - 1)
+    return max(1, min(splits, most_splits)), 1 << (tile.bit_length() - 1)
 
 
 def paged_decode_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, block_size: int, scale: float,
@@ -124,7 +124,8 @@ def paged_decode_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table
     indexed, num_rows, group = rows is not None, len(q if rows is None else rows), num_heads // num_kv_heads
     heads, width = max(16, next_power_of_2(group)) if dot else next_power_of_2(group), next_power_of_2(max(head_dim, 16 if dot else 1))
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 1
-    wanted = launch_shape(num_rows, num_kv_heads, processors, block_tables.shape[1] * block_size, q.element_size() * width, shared_memory(q.device))
+    most = next_power_of_2(block_tables.shape[1] * block_size // 128)  # parts of 128 tokens or more
+    wanted = launch_shape(num_rows, num_kv_heads, processors, most, q.element_size() * width, shared_memory(q.device))
     splits = splits or (_MIXED_SPLITS if indexed else wanted[0])
     tile = tile or (wanted[1] if dot else max(8, min(32, 8192 // (heads * width))))
     early = has_early_launch(q.device)

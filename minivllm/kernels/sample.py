@@ -37,7 +37,7 @@ def _best_kernel(best_values, best_columns, logits, temperatures, seeds, positio
         position, sibling = zero + word.to(tl.int32), zero + (word >> 32).to(tl.int32)
         r0, r1, r2, r3 = tl.philox(tl.load(seeds + row), groups, position, sibling, zero)
         scale = 1.0 / tl.where(temperature == 0.0, 1.0, tl.maximum(temperature, 1e-30))  # so that no logit becomes an infinity
-        best, column, broken = -float("inf"), 0, 0
+        best, column, broken = tl.full([], -float("inf"), tl.float32), tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
         for j in tl.static_range(4):
             columns = groups * 4 + j
             raw = tl.load(start + columns, mask=columns < V, other=-float("inf")).to(tl.float32)

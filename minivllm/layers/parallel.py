@@ -31,6 +31,10 @@ class Ranks:
         """[R, n] of each rank -> [R, size * n], rank 0's columns first."""
         return x
 
+    def smallest(self, number: int) -> int:
+        """The smallest of every rank's number, on every rank."""
+        return number
+
 
 ALONE = Ranks()
 _building_for: ContextVar[Ranks] = ContextVar("building_for", default=ALONE)
@@ -53,18 +57,25 @@ def ranks() -> Ranks:
 
 @dataclass(frozen=True)
 class Part:
-    """`size` of `whole` rows or columns, from `start`."""
+    """`size` of `whole` rows (dim 0) or columns (dim 1), from `start`."""
 
     whole: int
     start: int
     size: int
+    dim: int = 0
 
 
-def share(whole: int) -> Part:
+def share(whole: int, dim: int = 0) -> Part:
     """This rank's equal part; where `whole` does not divide, as it may for a vocabulary, the last ranks have less."""
     each = -(-whole // ranks().size)
     start = min(ranks().rank * each, whole)
-    return Part(whole, start, min(each, whole - start))
+    return Part(whole, start, min(each, whole - start), dim)
+
+
+def shares(outputs: int | dict[str, int | Part]) -> dict[str, Part]:
+    """This rank's share of a layer's outputs, or of each of its parts by name; a part may have been shared out already."""
+    named = outputs if isinstance(outputs, dict) else {"": outputs}
+    return {name: part if isinstance(part, Part) else share(part) for name, part in named.items()}
 
 
 def share_kv(num_kv_heads: int, head_dim: int) -> Part:

@@ -10,6 +10,7 @@ _WHERE = {  # name -> module; imported when first asked for, so that nothing but
     "BatchView": "batch",
     "RecomputeView": "recompute",
     "SlotView": "slots",
+    "GraphView": "graph_view",
 }
 
 

@@ -61,6 +61,8 @@ def same(a: Any, b: Any) -> bool:
 
 def number_problem(got: Any, want: Any) -> str | None:
     """What is wrong with a returned number, or None. An int may not come as a float, though the value be right."""
+    if isinstance(want, bool):
+        return truth_problem(got, want)
     if isinstance(want, int) and isinstance(got, Tensor):
         return "your function returns a tensor where a plain int is wanted: convert with int(), or count with .shape and len()"
     got = as_number(got)
@@ -74,6 +76,13 @@ def number_problem(got: Any, want: Any) -> str | None:
     if isinstance(want, int):
         return None if got == want else "the number is wrong"
     return None if _near(got, want) else "the number is wrong"
+
+
+def truth_problem(got: Any, want: bool) -> str | None:
+    """What is wrong with a returned yes or no, or None."""
+    if not isinstance(got, bool):
+        return f"your function returns {_a(got)} where True or False is wanted: a comparison gives one"
+    return None if got is want else "the answer is wrong"
 
 
 def tensor_problem(got: Any, want: Tensor, letters: str) -> str | None:

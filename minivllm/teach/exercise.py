@@ -41,7 +41,7 @@ class Mistake:
 class Exercise:
     """`changes`: arguments that the function is meant to change in place. `reference` decides what is right.
 
-    kind: what it returns: "int", "float" or "tensor". shape: the letters of a returned tensor's dimensions.
+    kind: what it returns: "int", "float", "bool" or "tensor". shape: the letters of a returned tensor's dimensions.
     refusal: the hint for a function that raises on purpose where it must not.
     adapt: turns what a learner gives, such as a kernel, into a plain function of the cases' arguments.
     """

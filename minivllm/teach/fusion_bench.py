@@ -1,24 +1,43 @@
-"""What fusing small operations is worth, and what a capture forbids: three parts of a layer in plain torch, compiled, and as Triton kernels.
+"""What fusing is worth, and what a capture forbids: three parts of a layer in plain torch, compiled, and as Triton kernels.
 
 The measurements need a CUDA GPU; the list of operations does not. Shown by notebook 09.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from minivllm.kernels.rms_norm import add_rms_norm_torch, add_rms_norm_triton
-from minivllm.kernels.rope_store import norm_rope_store_torch, norm_rope_store_triton
+from minivllm.kernels.rope_store import norm_rope_store_triton, rotate
 from minivllm.kernels.silu_and_mul import silu_and_mul_torch, silu_and_mul_triton
 from minivllm.teach.gpu_trace import activities, in_total
 
 ROWS = (8, 256, 2048)
+
+
+def norm_rope_store_plain(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, cos: Tensor, sin: Tensor, positions: Tensor,
+                          k_cache: Tensor, v_cache: Tensor, slots: Tensor, num_heads: int) -> Tensor:
+    """The package's torch twin without its mask: every slot is real, so that nothing asks the device."""
+    num_kv_heads, head_dim = k_cache.shape[1:]
+    q, k, v = qkv.view(len(qkv), -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    qk = torch.cat((F.rms_norm(q, (head_dim,), q_weight, eps), F.rms_norm(k, (head_dim,), k_weight, eps)), dim=1)
+    q, k = rotate(qk, cos, sin, positions).split((num_heads, num_kv_heads), dim=1)
+    k_cache.index_copy_(0, slots, k)
+    v_cache.index_copy_(0, slots, v)
+    return q
+
+
 PARTS: dict[str, tuple[Callable, Callable]] = {"add_rms_norm": (add_rms_norm_torch, add_rms_norm_triton),
-                                               "norm_rope_store": (norm_rope_store_torch, norm_rope_store_triton),
+                                               "norm_rope_store": (norm_rope_store_plain, norm_rope_store_triton),
                                                "silu_and_mul": (silu_and_mul_torch, silu_and_mul_triton)}
 
 
@@ -77,30 +96,30 @@ def arguments(name: str, model: dict[str, Any], rows: int, device: torch.device,
             slots, H)
 
 
-def _read_a_number(x: torch.Tensor) -> None:
+def _read_a_number(x: Tensor) -> None:
     x.sum().item()
 
 
-def _branch(x: torch.Tensor) -> None:
+def _branch(x: Tensor) -> None:
     if x.sum() > 0:
         x.add_(1)
 
 
-def _select_by_mask(x: torch.Tensor) -> None:
+def _select_by_mask(x: Tensor) -> None:
     x[x > 0].sum()
 
 
-def _send_a_list(x: torch.Tensor) -> None:
+def _send_a_list(x: Tensor) -> None:
     x[:2] += torch.tensor([1.0, 2.0], device=x.device)
 
 
-def _wait(x: torch.Tensor) -> None:
+def _wait(x: Tensor) -> None:
     x.add_(1)
     torch.cuda.synchronize()
 
 
 #: What a capture refuses, by what the notebook calls it.
-FORBIDDEN: dict[str, Callable[[torch.Tensor], None]] = {
+FORBIDDEN: dict[str, Callable[[Tensor], None]] = {
     "x.sum().item()": _read_a_number, "if x.sum() > 0": _branch, "x[x > 0]": _select_by_mask,
     "torch.tensor([1.0, 2.0], device=...)": _send_a_list, "torch.cuda.synchronize()": _wait}
 
@@ -120,3 +139,12 @@ def forbidden() -> dict[str, str]:
                 error = error.__context__
             found[name] = str(error).splitlines()[0][:160]
     return found
+
+
+def errors_of_captures() -> dict[str, str]:
+    """`forbidden` in a process of its own."""
+    command = "import json; from minivllm.teach import fusion_bench; print(json.dumps(fusion_bench.forbidden()))"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip()[-250:])
+    return json.loads(done.stdout.strip().splitlines()[-1])

@@ -12,8 +12,8 @@ Activity = tuple[str, float, float]  # name, start and duration in microseconds
 
 def activities(events: Iterable[Any]) -> list[Activity]:
     """What the device did, in order of start: kernels, copies and fills."""
-    done = [(short(event.name), float(event.time_range.start), float(event.time_range.elapsed_us())) for event in events
-            if event.device_type.name == "CUDA" and not event.name.startswith(("ProfilerStep", "aten::", "## "))]
+    done = [(short(event.name), float(event.time_range.start), float(event.time_range.elapsed_us()))
+            for event in events if event.device_type.name == "CUDA" and not event.name.startswith(("ProfilerStep", "aten::", "## "))]
     return sorted(done, key=lambda item: item[1])
 
 
@@ -24,7 +24,8 @@ def short(name: str) -> str:
         return " ".join(name.split()[:2])
     functor = re.search(r"(\w+?)(?:_kernel_cuda|_kernel_impl|Functor|_cuda)\b", name.partition("<")[2])
     base = re.split(r"[<(]", name)[0].split("::")[-1]
-    return (f"{base}: {functor.group(1)}" if functor and base.startswith(("vectorized", "unrolled", "elementwise", "reduce")) else base)[:64]
+    general = functor is not None and base.startswith(("vectorized", "unrolled", "elementwise", "reduce"))
+    return (f"{base}: {functor.group(1)}" if general else base)[:64]
 
 
 def is_copy(name: str) -> bool:

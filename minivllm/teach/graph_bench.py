@@ -6,13 +6,10 @@ Owns the measurements that notebook 09 shows, live or from h200_graphs.json. Dra
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import json
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -52,8 +49,9 @@ def saved() -> dict[str, Any]:
 def measure(model: dict[str, Any] = MODEL, batches: tuple[int, ...] = BATCHES) -> dict[str, Any]:
     """Everything, on this CUDA GPU; times in microseconds. A part that fails is {"error": why}, and the others are there all the same."""
     if not torch.cuda.is_available():
-        raise RuntimeError("graph_bench.measure() needs a CUDA GPU: graphs and their traces exist nowhere else; saved() has an H200's figures")
+        raise RuntimeError("graph_bench.measure() needs a CUDA GPU, which alone has graphs; saved() has an H200's figures")
     begin = time.perf_counter()
+    _profiled(lambda: torch.ones(1, device="cuda"))  # the first trace of a process is slow, and may lose what it was to show
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "layers": model["num_hidden_layers"],
                              "context": CONTEXT, "batches": list(batches)}
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +61,7 @@ def measure(model: dict[str, Any] = MODEL, batches: tuple[int, ...] = BATCHES) -
             _measure_engine(llm, found, batches)
         _part(found, "generate_compiled", lambda: _compiled_speed(folder, batches))
     _part(found, "fusion", lambda: fusion_bench.measure(model))
-    _part(found, "errors", errors_of_captures)
+    _part(found, "errors", fusion_bench.errors_of_captures)
     found["seconds"] = round(time.perf_counter() - begin, 1)
     return found
 
@@ -158,7 +156,6 @@ def capture_all(runner: Any, most: int) -> list[dict[str, Any]]:
 
 def _free_bytes() -> int:
     torch.cuda.synchronize()
-    gc.collect()
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
 
@@ -184,7 +181,7 @@ def tokens_per_second(llm: LLM, count: int, prompt: int = 128, out: int = 96) ->
     params = SamplingParams(temperature=0.6, max_tokens=out, ignore_eos=True)
     speeds = []
     for run in range(3):
-        draw = random.Random(run)
+        draw = random.Random(f"{count}, {run}")  # no prompt twice: its blocks would be found
         prompts = [[draw.randrange(10_000) for _ in range(prompt)] for _ in range(count)]
         begin = time.perf_counter()
         llm.generate(prompts, params, use_tqdm=False)
@@ -249,12 +246,3 @@ def _profiled(run: Callable[[], object]) -> list[tuple[str, float, float]]:
         run()
         torch.cuda.synchronize()
     return activities(profile.events())
-
-
-def errors_of_captures() -> dict[str, str]:
-    """What CUDA says to each of fusion_bench.FORBIDDEN; in a process of its own, since a failed capture may leave a device unusable."""
-    command = "import json; from minivllm.teach import fusion_bench; print(json.dumps(fusion_bench.forbidden()))"
-    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=60)
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip()[-250:])
-    return json.loads(done.stdout.strip().splitlines()[-1])

@@ -19,7 +19,7 @@ FILE = Path(__file__).with_name("ladder.json")
 #: When this variable is set, `show` saves its rung: the build of the notebooks does so.
 SAVE = "MINIVLLM_SAVE_LADDER"
 NAMES = {"00": "the finished engine, 8 at once", "01": "naive: everything recomputed", "02": "KV cache, one at a time",
-         "04": "block table, one at a time"}
+         "04": "block table, one at a time", "06": "continuous batching, 8 at once"}
 
 
 def rungs() -> dict[str, dict[str, Any]]:

@@ -17,23 +17,22 @@ _COMPUTED = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 
 @dataclass(frozen=True)
 class Slot:
-    """A place in a model: `view` is all or part of a parameter, and takes `part` of a checkpoint's tensor along `dim` (None: all of it)."""
+    """A place in a model: `view` is all or part of a parameter, and takes `part` of a checkpoint's tensor (None: all of it)."""
 
     view: Tensor
     part: Part | None = None
-    dim: int = 0
 
     @property
     def shape(self) -> list[int]:
         """What the checkpoint's tensor must have."""
         shape = list(self.view.shape)
         if self.part is not None:
-            shape[self.dim] = self.part.whole
+            shape[self.part.dim] = self.part.whole
         return shape
 
     def fill(self, tensor: Tensor) -> None:
         """Only this rank's part of `tensor` is read, and goes to the device."""
-        self.view.copy_(tensor if self.part is None else tensor.narrow(self.dim, self.part.start, self.part.size))
+        self.view.copy_(tensor if self.part is None else tensor.narrow(self.part.dim, self.part.start, self.part.size))
 
 
 def all_slots(model: nn.Module) -> dict[str, Slot]:
@@ -55,14 +54,13 @@ def parameter_slots(model: nn.Module) -> dict[str, Tensor]:
 
 def _slots(module: nn.Module, parameter: Tensor) -> Iterator[tuple[str, Slot]]:
     """(part's name, slot) of each tensor that `parameter` is made of."""
-    parts, dim = getattr(module, "parts", None), getattr(module, "split_dim", 0)
-    if parts is None or dim >= parameter.dim():  # a norm; the bias of a row-parallel layer
-        yield "", Slot(parameter)
-        return
     first = 0
-    for name, part in parts.items():
-        yield name, Slot(parameter.narrow(dim, first, part.size), part, dim)
-        first += part.size
+    for name, part in (getattr(module, "parts", None) or {"": None}).items():
+        if part is None or part.dim >= parameter.dim():  # a norm; the bias of a row-parallel layer
+            yield name, Slot(parameter)
+        else:
+            yield name, Slot(parameter.narrow(part.dim, first, part.size), part)
+            first += part.size
 
 
 @torch.no_grad()
@@ -108,7 +106,7 @@ def _randomize(parameter: Tensor, slots: list[Slot], generator: torch.Generator)
     elif all(slot.part is None or slot.part.size == slot.part.whole for slot in slots):
         parameter.normal_(0, 0.02, generator=generator)
     else:
-        shape, dim = list(parameter.shape), slots[0].dim
+        shape, dim = list(parameter.shape), slots[0].part.dim
         shape[dim] = sum(slot.part.whole for slot in slots)
         whole = torch.empty(shape, dtype=parameter.dtype, device=parameter.device).normal_(0, 0.02, generator=generator)
         for slot, tensor in zip(slots, whole.split([slot.part.whole for slot in slots], dim)):

@@ -1,7 +1,7 @@
 """torch.compile for the parts of a model that are plain torch: optional, and never under enforce_eager. Built in notebook 09.
 
 Attention keeps its own kernels: what a backend does depends on the batch, and a compiler would have to guard on all of it. What is left
-is the MLP, one graph for any number of tokens.
+is the MLP: one graph for a single token and one for any other number.
 """
 
 from __future__ import annotations

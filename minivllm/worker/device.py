@@ -6,8 +6,12 @@ a GPU (capability, memory, shared memory) is asked here, so that every choice fo
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -72,8 +76,10 @@ def gpu_memory(device: torch.device) -> tuple[int, int]:
 
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that one program may have: 64 KiB on a T4, 99 on an L4, 163 on an A100, 227 on an H200."""
-    profile = device_profile()
-    return profile.shared_memory if profile else torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    if profile := device_profile():
+        return profile.shared_memory
+    found = torch.cuda.get_device_properties(device)
+    return getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
 
 
 def has_bfloat16(device: torch.device) -> bool:
@@ -86,6 +92,20 @@ def has_matrix_unit(device: torch.device) -> bool:
     """Whether Triton's `tl.dot` becomes matrix instructions: from sm80 on. (Below, it becomes scalar code ten times the size.)"""
     cap = capability(device)
     return cap is not None and cap >= (8, 0)
+
+
+def on_its_device(method: Callable) -> Callable:
+    """For a method of what has a `device`: runs with that GPU as torch's current one, which is where Triton launches kernels."""
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with current(self.device):
+            return method(self, *args, **kwargs)
+
+    return run
+
+
+def current(device: torch.device) -> AbstractContextManager:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def select_dtype(name: str, device: torch.device, checkpoint_dtype: str | None) -> torch.dtype:

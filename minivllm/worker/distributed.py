@@ -47,7 +47,7 @@ class Group(Ranks):
 
     def connect(self, store: dist.Store, device: torch.device, local: bool) -> None:
         """Meet the others through `store`; returns when all are there. local: all of them are processes of this machine."""
-        self._store = store
+        self._store, self._device = store, device
         if device.type == "cuda":
             torch.cuda.set_device(device)
             options = dist.ProcessGroupNCCL.Options()
@@ -86,6 +86,10 @@ class Group(Ranks):
             work = None
             raise PeerLost(f"the all-gather of rank {self.rank} failed: {error}") from error
         return parts.view(self.size, *x.shape).transpose(0, 1).reshape(len(x), -1)  # [R, size * n]
+
+    def smallest(self, number: int) -> int:
+        numbers = self.all_gather(torch.tensor([[number]], device=self._device))
+        return int(numbers.min())
 
     def abort(self) -> threading.Thread | None:
         """Let go whatever waits for another rank on a GPU. From any thread. (gloo notices by itself that a process ended.)

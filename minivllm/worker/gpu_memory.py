@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,22 +29,32 @@ def advice_when_full(doing: str, device: torch.device) -> Iterator[None]:
             raise
         free, total = gpu_memory(device)
         held = torch.cuda.memory_allocated(device)
-        torch.cuda.empty_cache()  # what the failed attempt had cached
+        traceback.clear_frames(error.__traceback__)  # a notebook keeps the last error, and through its frames every tensor of the step
+        torch.cuda.empty_cache()
         raise torch.OutOfMemoryError(
             f"out of GPU memory while {doing}: of {total / GIB:.1f} GiB {free / GIB:.2f} were free, and this process's tensors held "
             f"{held / GIB:.2f} GiB. {ADVICE[doing]}.\n({error})") from None
 
 
 class MemoryLimit:
-    """torch's own stop for this process: it then raises out of memory rather than take more than `fraction` of the GPU."""
+    """torch's own stop for this process: it then raises out of memory rather than take more than `fraction` of the GPU.
+
+    Of several that live the newest counts; when the last is gone, what was there before the first comes back.
+    """
+
+    _live: dict[torch.device, list[MemoryLimit]] = {}
 
     def __init__(self, device: torch.device, fraction: float):
-        self.device = device
-        free, total = gpu_memory(device)
+        self.device, self.others = device, self._live.setdefault(device, [])
         get = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch 2.8 and later
-        self.before = get(device) if get else 1.0
-        share = min(1.0, fraction * total / torch.cuda.get_device_properties(device).total_memory)
-        torch.cuda.set_per_process_memory_fraction(share, device)
+        self.before = self.others[0].before if self.others else get(device) if get else 1.0
+        self.share = min(1.0, fraction * gpu_memory(device)[1] / torch.cuda.get_device_properties(device).total_memory)
+        self.others.append(self)
+        self._apply()
 
     def restore(self) -> None:
-        torch.cuda.set_per_process_memory_fraction(self.before, self.device)
+        self.others.remove(self)
+        self._apply()
+
+    def _apply(self) -> None:
+        torch.cuda.set_per_process_memory_fraction(self.others[-1].share if self.others else self.before, self.device)

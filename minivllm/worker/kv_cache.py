@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from minivllm.attention import AttentionBackend
 from minivllm.layers.attention import Attention
-from minivllm.layers.parallel import local_kv_heads
 from minivllm.models.config import ModelConfig
 from minivllm.worker.device import GIB, gpu_memory
 
@@ -32,7 +31,7 @@ class KVCacheSpec:
 
     @classmethod
     def of(cls, model: ModelConfig, dtype: torch.dtype, num_ranks: int = 1) -> KVCacheSpec:
-        return cls(model.num_layers, local_kv_heads(model.num_kv_heads, num_ranks), model.head_dim, dtype)
+        return cls(model.num_layers, max(1, model.num_kv_heads // num_ranks), model.head_dim, dtype)
 
     @property
     def bytes_per_token(self) -> int:

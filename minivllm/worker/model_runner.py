@@ -20,7 +20,7 @@ from minivllm.worker.batch import build_batch
 from minivllm.worker.compiled import compile_parts
 from minivllm.worker.cuda_graphs import DecodeGraphs, graph_sizes
 from minivllm.worker.decode_batch import DecodeBatch, is_decode
-from minivllm.worker.device import default_gpu_memory_utilization, default_max_num_batched_tokens, select_device, select_dtype
+from minivllm.worker.device import default_gpu_memory_utilization, default_max_num_batched_tokens, on_its_device, select_device, select_dtype
 from minivllm.worker.gpu_memory import MemoryLimit, advice_when_full
 from minivllm.worker.kv_cache import KVCachePool, KVCacheSpec, num_blocks_that_fit, unbind
 from minivllm.worker.logits import History
@@ -47,7 +47,6 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
         self.history = History(self.device)  # tokens of the sequences with penalties
         self.block_size = 0
-        self.bytes_at_rest = 0  # allocated on the GPU between two steps; what a step takes comes on top
         self.profile = Profile()
         utilization = config.gpu_memory_utilization or default_gpu_memory_utilization(self.device)
         self.memory_limit = MemoryLimit(self.device, utilization) if config.limit_gpu_memory and self.device.type == "cuda" else None
@@ -58,6 +57,7 @@ class ModelRunner:
             self.close()  # the error may be kept for long, the weights should not
             raise
 
+    @on_its_device
     def _load(self, cls: type, config: EngineConfig, checkpoint: Checkpoint) -> None:
         with self.device, _default_dtype(self.dtype), building_for(self.ranks):
             self.model = cls(self.model_config)
@@ -72,6 +72,8 @@ class ModelRunner:
     def weight_bytes(self) -> int:
         return sum(parameter.nbytes for parameter in self.model.parameters())
 
+    @on_its_device
+    @torch.inference_mode()
     def limits(self, config: EngineConfig) -> dict[str, int]:
         """What device, backend and model allow: the arguments of `EngineConfig.complete`."""
         block_size = config.block_size or self.backend.default_block_size
@@ -79,12 +81,13 @@ class ModelRunner:
         most_tokens = default_max_num_batched_tokens(self.device)
         if config.num_kv_blocks is None and self.device.type == "cuda":
             with advice_when_full("trying the largest step", self.device):
-                self.profile = profile_run(self, config, most_tokens, block_size)
+                self.profile = profile_run(self, config, most_tokens, block_size, utilization)
         fitting = config.num_kv_blocks or num_blocks_that_fit(self.spec.bytes_per_token * block_size, self.device, utilization,
                                                               self.profile.activations + self.profile.graphs)
         return {"block_size": block_size, "num_kv_blocks": fitting, "max_positions": self.model_config.max_positions,
                 "max_num_batched_tokens": most_tokens}
 
+    @on_its_device
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Make the pool and give each attention layer its part."""
         self.release_pool()
@@ -92,7 +95,6 @@ class ModelRunner:
         with advice_when_full("making the KV cache", self.device):
             self.pool = KVCachePool(self.spec, num_blocks, block_size, self.device)
         self.pool.bind(self.model, self.backend)
-        self._measure_rest()
 
     def release_pool(self) -> None:
         """Give back the pool, and the graphs with it: they hold its addresses. A new one may be allocated."""
@@ -103,12 +105,8 @@ class ModelRunner:
             torch.cuda.empty_cache()
 
     def wants_graphs(self, config: EngineConfig) -> bool:
-        return self.device.type == "cuda" and not config.enforce_eager and getattr(self.backend, "in_graphs", False)
-
-    def _measure_rest(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-            self.bytes_at_rest = torch.cuda.memory_allocated(self.device)
+        wanted = self.device.type == "cuda" and not config.enforce_eager and getattr(self.backend, "in_graphs", False)
+        return wanted and not self.profile.no_graphs
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -118,6 +116,7 @@ class ModelRunner:
                 for index, (count, params) in enumerate([(2, SamplingParams(temperature=0)), (1, SamplingParams(temperature=1))])]
         self.execute(StepPlan(rows if self.block_size > 1 else rows[1:]))
 
+    @on_its_device
     @torch.inference_mode()
     def capture(self, config: EngineConfig) -> None:
         """On a GPU: warm up, then capture decode graphs, if the backend has them and the user does not want it eager."""
@@ -129,15 +128,16 @@ class ModelRunner:
         most_blocks = -(-config.max_model_len // config.block_size)
         batch = DecodeBatch(config.max_num_seqs, most_blocks, config.block_size, self.device)
         self.graphs = DecodeGraphs.capture(self.model, self.backend, batch, graph_sizes(config.max_num_seqs))
-        self._measure_rest()
 
+    @on_its_device
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute one step: write the K/V of all its tokens, sample one token for each row that samples."""
         with advice_when_full("computing a step", self.device):
-            return self._execute(plan)
+            return self.compute(plan)
 
-    def _execute(self, plan: StepPlan) -> StepResult:
+    def compute(self, plan: StepPlan) -> StepResult:
+        """As `execute`, in the caller's own context."""
         if self.graphs is not None and len(plan.rows) <= self.graphs.sizes[-1] and is_decode(plan):
             logits = self.graphs.run(plan)
             return self._sample(plan.rows, logits, self.graphs.batch.sampling)
@@ -164,6 +164,7 @@ class ModelRunner:
             result.logprobs = sampled_logprobs(rows, batch.logprob_rows, logits, tokens)
         return result
 
+    @on_its_device
     def close(self) -> None:
         """Give back weights and pool, and torch's limit as it was."""
         self.release_pool()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import random
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,8 @@ CASES = [
     HashCase("tokens whose digits run together", 2, [Prefix([1, 23]), Prefix([12, 3]), Prefix([1, 2, 3, 4]), Prefix([12, 34])]),
     HashCase("large token ids", 2, [Prefix([1, 2]), Prefix([257, 2]), Prefix([65537, 2]), Prefix([151_935, 2])]),
     HashCase("the same prompt for two adapters", 2, [Prefix([1, 2, 3, 4], extra) for extra in (b"", b"french", b"polite")]),
+    HashCase("an adapter whose name has the bytes of tokens", 2, [Prefix([1, 2, 3, 4]), *(
+        Prefix([3, 4], struct.pack(f"{order}2I", 1, 2)) for order in "<>")]),
     HashCase("different beginnings, two equal blocks behind them", 1, [Prefix([1, 5, 6]), Prefix([2, 5, 6])]),
     *map(_random_case, range(3)),
 ]
@@ -129,6 +132,9 @@ def _why_raised(message: str) -> str:
         return 'bytes([...]) takes numbers up to 255: use struct.pack or token.to_bytes(4, "little")'
     if "bytes" in message and "str" in message:
         return 'text and bytes are joined: `extra` is bytes, and so is a .digest(); text becomes bytes with .encode()'
+    if "too big to convert" in message or "format requires" in message:
+        return ('this token id does not fit: ids go beyond 100,000, so give each four bytes, struct.pack("<I", token) or '
+                'token.to_bytes(4, "little")')
     return "see the message above, and the first sequence that is shown"
 
 
@@ -141,6 +147,7 @@ def _check_count(hashes: Any, length: int, size: int, name: str) -> None:
     cause = "there must be one hash for each full block, in order: len(token_ids) // block_size of them"
     if len(hashes) == want + 1 and length % size:
         cause = "the last tokens do not fill a block: others will follow, so its K/V are not complete and it gets no hash"
+        cause += ". (Or is it the root? Only blocks have hashes in the list: the root is not one of them)"
     elif len(hashes) == want - 1 and not length % size:
         cause = "the last block is exactly full, so it has a hash too: look at where your loop ends"
     raise Wrong(f"{len(hashes)} hash{'' if len(hashes) == 1 else 'es'} for {name}", f"{want}", cause)
@@ -183,6 +190,9 @@ def _compare(case: HashCase, one: tuple[int, int], other: tuple[int, int], equal
 def _why_equal(first: tuple, second: tuple, size: int) -> str:
     (extra, ids), (other_extra, other_ids) = first, second
     own, other = ids[-size:], other_ids[-size:]
+    if extra != other_extra and ids != other_ids:
+        return ("`extra` and the tokens run together: the end of one can be read as the beginning of the other. Hash `extra` by itself "
+                "first, and let the chain start from that")
     if ids == other_ids:
         return "`extra` has no part in the hash: K/V made by another adapter are other K/V. Let the chain start from it"
     if own == other and extra == other_extra:

@@ -60,6 +60,10 @@ SLOT_MAPPING = Exercise("slot_mapping", [Case(dict(zip(("block_table", "start", 
             "token of the run: it is block_table[pos // block_size] with pos = start + i"),
     Mistake(_slots(lambda t, p, s, i: t[p % len(t)] * s + p % s), "the table is asked with pos % ...: the index of the block is pos // "
             "block_size, rounded down"),
+    Mistake(_slots(lambda t, p, s, i: t[p % s] * s + p // s), "// and % are swapped: pos // block_size is the index in the table, pos % "
+            "block_size the place in the block", everywhere=True),
+    Mistake(lambda t, a, n, s: slot_mapping(t, a + 1, n, s), "it begins one position too late: `start` itself is the first",
+            everywhere=True),
     Mistake(_slots(lambda t, p, s, i: t[p // 16] * 16 + p % 16), "the block size is fixed at 16 here: use the argument block_size",
             same_text=True),
     Mistake(_slots(lambda t, p, s, i: t[p // 4] * 4 + p % 4), "the block size is fixed at 4 here: use the argument block_size",
@@ -128,6 +132,16 @@ def _of_each_page(join: Callable) -> Callable:
     return function
 
 
+def _in_turn(split: bool) -> Callable:
+    """Right for each head, but the rows come out as [H / K, K] where [K, H / K] is meant; split: q was also taken apart wrongly."""
+    def function(q: Tensor, k: Tensor, v: Tensor, table: list[int], context: int) -> Tensor:
+        count = k.shape[2]
+        if split:
+            return _walk(q.view(-1, count, q.shape[1]).transpose(0, 1).flatten(0, 1), k, v, table, context)
+        return _walk(q, k, v, table, context).view(count, -1, q.shape[1]).transpose(0, 1).flatten(0, 1)
+    return function
+
+
 def _no_maximum(q: Tensor, k: Tensor, v: Tensor, table: list[int], context: int) -> Tensor:
     return _walk(q, k, v, table, context, first=0.0, best_of=lambda old, new: old)
 
@@ -167,6 +181,8 @@ PAGED_DECODE = Exercise("paged_decode", [
             "block_size is 0 there. Use min(block_size, context_len - i * block_size)"),
     Mistake(_wrong(pages=lambda n, s, t: max(1, n // s)), "the partly filled last page is left out: the number of pages is context_len / "
             "block_size, rounded up"),
+    Mistake(_wrong(pages=lambda n, s, t: n // s), "context_len // block_size rounds down: the partly filled last page is left out, and a "
+            "context shorter than a page has none at all, so 0 / 0. Round up"),
     Mistake(_wrong(page=lambda t, i: i), "the pages are taken in the order of the pool, 0, 1, 2: page i is k_cache[block_table[i]]"),
     Mistake(_wrong(pages=lambda n, s, t: len(t), count=lambda n, i, s: s), "every page of the table is read to its end: the table may be "
             "longer than the context, and its last page partly filled; context_len says how far to read"),
@@ -184,6 +200,10 @@ PAGED_DECODE = Exercise("paged_decode", [
             "the old one"),
     Mistake(_wrong(fade=lambda old, new: torch.exp(new - old).nan_to_num(posinf=0.0)), "the factor is the wrong way round: a higher "
             "maximum makes the old part smaller, exp(old maximum - new maximum)"),
+    Mistake(_wrong(fade=lambda old, new: torch.exp(new - old)), "the factor is upside down, and at the first page it is exp(inf) = inf, "
+            "times 0: take exp(old maximum - new maximum)"),
+    Mistake(_wrong(best_of=lambda old, new: torch.maximum(old, new).amax().expand_as(new)), "one maximum for all heads: where a head's own "
+            "scores lie far below it, every weight becomes 0 and the result 0 / 0. Each head has a maximum of its own"),
     Mistake(_wrong(best_of=lambda old, new: new), "the maximum is that of the newest page, but it must never fall: take the larger of "
             "the old one and this page's, else exp() can overflow"),
     Mistake(_no_maximum, "exp() of the plain scores overflows when they are large (and gives 0 / 0 when all are far below zero): "
@@ -199,6 +219,9 @@ PAGED_DECODE = Exercise("paged_decode", [
             "before the loop"),
     Mistake(_wrong(spread=lambda x, g: x.repeat(1, g, 1)), "the kv heads are repeated in turn (head h reads h % K): query head h reads "
             "kv head h // (H // K), so use repeat_interleave"),
+    Mistake(_in_turn(False), "the values are right, the heads stand in another order: row h of the result belongs to query head h. Heads "
+            "were split as [K, H // K]: join them in that order"),
+    Mistake(_in_turn(True), "q is split as [H // K, K] and the result joined as [K, H // K]: split q with view(K, H // K, D)"),
     Mistake(_wrong(spread=lambda x, g: x[:, :1].expand(-1, x.shape[1] * g, -1)), "all query heads read kv head 0: head h reads kv head h "
             "// (H // K)"),
     Mistake(_wrong(spread=lambda x, g: x), "q has H heads and the cache K: each kv head serves H // K query heads, such as with "

@@ -73,6 +73,11 @@ def _without_extra(token_ids: list[int], block_size: int, extra: bytes = b"") ->
     return block_hashes(token_ids, block_size)
 
 
+def _extra_joined(token_ids: list[int], block_size: int, extra: bytes = b"") -> list[bytes]:
+    return [hashlib.sha256(extra + struct.pack(f"<{end}I", *token_ids[:end])).digest()
+            for end in range(block_size, len(token_ids) + 1, block_size)]
+
+
 def _whole_sequence(token_ids: list[int], block_size: int, extra: bytes = b"") -> list[bytes]:
     return [_sha(extra, token_ids, i) for i in range(len(token_ids) // block_size)]
 
@@ -109,6 +114,9 @@ HASH_MISTAKES: list[tuple[Callable, str]] = [
     (_chain(lambda parent, block: parent + repr(sorted(block)).encode()), "the order of the tokens is lost"),
     (_chain(lambda parent, block: parent + repr(sum(block)).encode()), "the order of the tokens is lost"),
     (_without_extra, "`extra` has no part in the hash"),
+    (_extra_joined, "run together"),
+    (_chain(lambda parent, block: parent + struct.pack(f"<{len(block)}H", *block)), "four bytes"),
+    (lambda ids, size, extra=b"": [root_hash(extra), *block_hashes(ids, size, extra)], "the root is not one of them"),
     (_whole_sequence, "depends on something else than the prefix"),
     (lambda ids, size, extra=b"": [_sha(digest, object()) for digest in block_hashes(ids, size, extra)], "depends on something else"),
     (_pythons_hash, "64 bits"),
@@ -137,8 +145,8 @@ TEST_MISTAKES: list[tuple[Callable[[Ask, list[int]], Any], str]] = [
     (lambda ask, prompt: ask(prompt).num_computed_tokens < len(prompt),
      "one request alone cannot hit: the cache is empty. Ask the same prompt twice, and look at the second"),
     (lambda ask, prompt: _same_and(ask, prompt, lambda first, second: second.num_computed_tokens == 0),
-     "no engine passes: even a full hit computes the last token (its logits give the answer's first one), so neither is num_computed_tokens "
-     "ever 0 nor num_cached_tokens ever the whole prompt. Ask for less work than the first time"),
+     "no engine passes. Ask the same prompt twice, and for less work the second time, not for none: even a full hit computes the last "
+     "token (its logits give the answer's first one), so num_computed_tokens is never 0 and num_cached_tokens never the whole prompt"),
     (lambda ask, prompt: _same_and(ask, prompt, lambda first, second: second.num_computed_tokens == 1),
      "only a prompt that ends at a block's end leaves one token; others leave the tokens of their unfinished block. Ask for less than "
      "before"),

@@ -41,35 +41,44 @@ def _reference(launch: Callable) -> Callable[..., int]:
 
 def _rows(keep: Callable = lambda slot: slot >= 0, keep_v: Callable | None = None, slot_of: Callable = lambda slot: slot,
           to: Callable = lambda token, slot, width: slot * width, strides: Callable = lambda k, v, width: (k, v),
-          read: str = "kv", written: str = "kv", entry: Callable = lambda token: token) -> Callable:
+          read: str = "kv", written: str = "kv", entry: Callable = lambda token: token, tile: Callable = lambda columns: columns,
+          to_strides: bool = False) -> Callable:
     """A store_kernel with something wrong: which slots it keeps (for k, for v), where a row goes and comes from, what is read and written."""
     def kernel(k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, k_stride: int, v_stride: int, WIDTH: int) -> None:
         token = tl.program_id(0)
         slot = slot_of(tl.load(slot_mapping + entry(token)))
-        columns = tl.arange(0, WIDTH)
+        columns = tile(tl.arange(0, WIDTH))
         (first, second), sources = strides(k_stride, v_stride, WIDTH), {"k": k, "v": v}
-        at = to(token, slot, WIDTH) + columns
+        at, v_at = (slot * first, slot * second) if to_strides else [to(token, slot, WIDTH)] * 2
         if "k" in written:
-            tl.store(k_cache + at, tl.load(sources[read[0]] + token * first + columns), mask=keep(slot))
+            tl.store(k_cache + at + columns, tl.load(sources[read[0]] + token * first + columns), mask=keep(slot))
         if "v" in written:
-            tl.store(v_cache + at, tl.load(sources[read[1]] + token * second + columns), mask=(keep_v or keep)(slot))
+            tl.store(v_cache + v_at + columns, tl.load(sources[read[1]] + token * second + columns), mask=(keep_v or keep)(slot))
     return on_paper(kernel, launch_rows)
 
 
 def _heads(tile: Callable = lambda c, d: c < d, tile_load: Callable | None = None, keep: Callable = lambda slot: slot >= 0,
            to: Callable = lambda slot, head, k, d, tile: (slot * k + head) * d, come: Callable = lambda head, d, tile: head * d,
-           swapped: bool = False, stride: Callable = lambda stride, k, d: stride) -> Callable:
+           swapped: bool = False, stride: Callable = lambda stride, k, d: stride, written: str = "kv", by_token: bool = False,
+          v_by_k: bool = False) -> Callable:
     """The same for store_heads_kernel: the mask of a tile (when it is read, too), where a head goes to and comes from."""
     def kernel(k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, k_stride: int, v_stride: int, K: int, D: int, TILE: int) -> None:
         token, head = tl.program_id(int(swapped)), tl.program_id(1 - int(swapped))
         slot = tl.load(slot_mapping + token)
         columns = tl.arange(0, TILE)
         stored, loaded = tile(columns, D) & keep(slot), (tile_load or tile)(columns, D) & keep(slot)
-        at = to(slot, head, K, D, TILE) + columns
-        from_k, from_v = (token * stride(own, K, D) + come(head, D, TILE) + columns for own in (k_stride, v_stride))
-        tl.store(k_cache + at, tl.load(k + from_k, mask=loaded), mask=stored)
-        tl.store(v_cache + at, tl.load(v + from_v, mask=loaded), mask=stored)
+        at = to(token if by_token else slot, head, K, D, TILE) + columns
+        from_k, from_v = (token * stride(own, K, D) + come(head, D, TILE) + columns for own in (k_stride, k_stride if v_by_k else v_stride))
+        if "k" in written:
+            tl.store(k_cache + at, tl.load(k + from_k, mask=loaded), mask=stored)
+        if "v" in written:
+            tl.store(v_cache + at, tl.load(v + from_v, mask=loaded), mask=stored)
     return on_paper(kernel, launch_heads)
+
+
+def _slot_not_loaded(k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, k_stride: int, v_stride: int, WIDTH: int) -> None:
+    slot = slot_mapping + tl.program_id(0)
+    tl.store(k_cache + slot * WIDTH + tl.arange(0, WIDTH), tl.load(k + tl.arange(0, WIDTH)))
 
 
 def _everything(columns: Tensor, *rest: Any) -> Tensor:
@@ -114,6 +123,13 @@ STORE_KERNEL = Exercise("store_kernel", [
     Mistake(_rows(entry=lambda token: 0), "every program reads the first entry of slot_mapping: its own is slot_mapping + token"),
     Mistake(_rows(written="k"), "only k is written: the same program also writes v, to the same slot of v_cache"),
     Mistake(_rows(written="v"), "only v is written: the same program also writes k, to the same slot of k_cache"),
+    Mistake(_rows(written=""), "nothing is written: a kernel returns nothing, what it does is tl.store(address, values)"),
+    Mistake(_rows(tile=lambda columns: 0), "only the first number of each row is copied: a row is a tile, so add tl.arange(0, WIDTH) to "
+            "the addresses of both load and store"),
+    Mistake(_rows(to_strides=True), "k_stride and v_stride are distances in k and v; in the caches slot s begins at s * WIDTH",
+            same_text=True),
+    Mistake(on_paper(_slot_not_loaded, launch_rows), "slot_mapping + token is the address at which the slot stands: "
+            "tl.load(slot_mapping + token) reads the slot", same_text=True),
     Mistake(_rows(read="kk"), "k went into both caches: v belongs into v_cache"),
     Mistake(_rows(read="vk", strides=lambda k, v, width: (v, k)), "k and v are swapped: k belongs into k_cache, v into v_cache"),
 ])
@@ -147,6 +163,13 @@ STORE_HEADS_KERNEL = Exercise("store_heads_kernel", [
     Mistake(_heads(keep=lambda slot: slot > 0), "slot 0 is never written: only -1 means no slot, so slot >= 0"),
     Mistake(_heads(stride=lambda stride, k, d: k * d), "the tokens of k and v are not K * D apart: token t begins at t * k_stride and t * "
             "v_stride"),
+    Mistake(_heads(by_token=True), "heads go to the place of their token: they belong to slot * K * D + head * D"),
+    Mistake(_heads(v_by_k=True), "v is read with the stride of k: it has its own, v_stride"),
+    Mistake(_heads(written="k"), "only k is written: the same program also writes v, to the same place of v_cache"),
+    Mistake(_heads(written="v"), "only v is written: the same program also writes k, to the same place of k_cache"),
+    Mistake(_heads(written=""), "nothing is written: a kernel returns nothing, what it does is tl.store(address, values)"),
+    Mistake(_heads(tile=lambda c, d: bool(c < d)), "`and`, or & without brackets, asks a whole tile for one True or False. A mask is "
+            "joined number by number: (columns < D) & (slot >= 0)", same_text=True),
     Mistake(_heads(swapped=True), "the two program ids are swapped: axis 0 counts tokens and axis 1 heads"),
 ])
 
