@@ -31,7 +31,7 @@ def in_a_step(llm: LLM, steps: int = 16) -> dict[str, Any]:
         seconds = time.perf_counter() - begin
     kernels: dict[str, list[float]] = {}
     for event in profiler.events():
-        if event.device_type is torch.autograd.DeviceType.CUDA and event.name.startswith("ncclDevKernel"):
+        if event.device_type == torch.autograd.DeviceType.CUDA and event.name.startswith(("ncclDevKernel", "ncclKernel")):
             kernels.setdefault(event.name.split("(")[0], []).append(event.time_range.elapsed_us())
     return {"profiled_step_ms": 1e3 * seconds / steps,
             "kernels": {name: {"a_step": len(times) / steps, "ms_a_step": sum(times) / steps / 1e3, "median_us": statistics.median(times)}

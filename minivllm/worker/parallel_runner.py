@@ -118,6 +118,7 @@ class ParallelRunner(ModelRunner):
     def _connect(self) -> None:
         """Let the ranks meet. In a thread: rank 0 would else wait for one that has died."""
         store, address = (torchrun.store(name := f"group{_count()}"), name) if self._launched else serve_store()
+        self.crew.expect_within(_STEP_TIMEOUT)
         self.crew.call("connect", address)
         errors: list[BaseException] = []
 
@@ -135,6 +136,7 @@ class ParallelRunner(ModelRunner):
         if errors:
             raise errors[0]
         self.crew.collect()
+        self.crew.expect_within(None)
 
     def _on_all(self, name: str, *args: Any) -> list[Any]:
         """Run a method of ModelRunner on every rank; [rank 0's result, rank 1's, ...]. Inside one, the others follow by themselves."""
