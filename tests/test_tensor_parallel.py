@@ -32,7 +32,7 @@ from minivllm.worker.rank import RankRunner
 from minivllm.worker.wire import PlanReader, PlanWriter
 
 SHAPE = dict(hidden_size=64, num_attention_heads=8, intermediate_size=80)  # 97 tokens: a vocabulary that does not divide
-GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 SHARED = list(range(3, 24))
 PROMPTS = [SHARED, SHARED + [50, 51], [5, 6, 7], SHARED[:9] + [90], list(range(60, 96))]
 SETTINGS = dict(block_size=4, num_kv_blocks=15, max_num_batched_tokens=14, max_num_seqs=4)
@@ -262,7 +262,8 @@ def tokens(llm):
 def fails_in_time(llm, match):
     begin = time.monotonic()
     with pytest.raises(RankError, match=match) as caught:
-        llm.generate([[5, 6, 7]] * 4, SamplingParams(temperature=0, max_tokens=200, ignore_eos=True), use_tqdm=False)
+        while time.monotonic() - begin < OVER_WITHIN:
+            llm.generate([[5, 6, 7]] * 4, SamplingParams(temperature=0, max_tokens=200, ignore_eos=True), use_tqdm=False)
     assert time.monotonic() - begin < OVER_WITHIN
     with pytest.raises((RankError, RuntimeError), match=match):
         tokens(llm)  # again, and at once
@@ -274,13 +275,11 @@ def fails_in_time(llm, match):
 def test_faults_of_a_rank_reach_the_user_and_a_new_llm_works(directory, monkeypatch):
     with LLM(directory, device="cpu", num_kv_blocks=64, max_model_len=250) as llm:
         want = tokens(llm)
-    make(directory).close()
-    before = left_behind()
-
     llm = make(directory)
     assert tokens(llm) == want
     llm.runner.everywhere(rank_probes.fail_in_the_next_step, 1)
     assert "rank_probes.py" in fails_in_time(llm, "rank 1 failed:[^$]*ZeroDivisionError")
+    before = left_behind()
 
     llm = make(directory)  # killed while it computes
     assert tokens(llm) == want
@@ -360,7 +359,7 @@ def test_torchrun_starts_the_ranks_instead_and_an_llm_can_be_made_again(director
         from minivllm import LLM, SamplingParams
         for _ in range(2):
             with LLM({str(directory)!r}, device="cpu", num_kv_blocks=64, max_model_len=250, tensor_parallel_size=2) as llm:
-                outputs = llm.generate({PROMPTS}, SamplingParams(temperature=0, max_tokens=10, ignore_eos=True), use_tqdm=False)
+                outputs = llm.generate({PROMPTS}, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), use_tqdm=False)
                 print(os.environ["RANK"], [output["token_ids"] for output in outputs], flush=True)
     """))
     with LLM(directory, device="cpu", num_kv_blocks=64, max_model_len=250) as llm:
