@@ -343,15 +343,15 @@ def prefill_first(running, waiting, budget):
 
 
 # %% [markdown]
-# Three people read along while their answers are written (A, B, C). In step 4 somebody sends a prompt of 128 tokens (D), in step 5 another sends one of 64 (E). Predict: how many tokens does the
-# engine compute, at most, between two tokens of A? We run the real model three times: prompts first; together, with a budget that cuts nothing; together, with a budget of 32.
+# Three people read along while their answers are written (A, B, C). In step 3 somebody sends a prompt of 96 tokens (D), in step 4 another sends one of 48 (E). Predict: how many tokens does the
+# engine compute, at most, between two tokens of A? We run the real model three times: prompts first; together, with a budget that cuts nothing; together, with a budget of 16.
 
 # %%
 sentence = "It was a bright morning, and the harbour was full of boats that had come home. "
 words = llm.tokenizer.encode(sentence * 20)
-readers = [(0, words[i:i + 12], 14) for i in range(3)]
+readers = [(0, words[i:i + 10], 14) for i in range(3)]
 ways = {"prefill first": {"policy": prefill_first, "budget": 512},
-        "together": {"budget": 512}, "chunks": {"budget": 32}}
+        "together": {"budget": 512}, "chunks": {"budget": 16}}
 
 
 def run_ways(ways, arrivals):  # -> name: (engine, sequences)
@@ -364,7 +364,7 @@ def tokens_of(engine, seq):  # the steps that gave `seq` a token
             if any(row.seq_id == seq.seq_id and row.samples for row in plan.rows)]
 
 
-runs = run_ways(ways, [*readers, (4, words[:128], 3), (5, words[40:104], 3)])
+runs = run_ways(ways, [*readers, (3, words[:96], 3), (4, words[40:88], 3)])
 for name, (engine, sequences) in runs.items():
     steps, sizes = tokens_of(engine, sequences[0]), [plan.num_tokens for plan in engine.runner.plans]
     between = [sum(sizes[before + 1:now + 1]) for before, now in zip(steps, steps[1:])]
@@ -376,7 +376,7 @@ print("the same answers three times:", answers_of[0] == answers_of[1] == answers
 
 # %% [markdown]
 # The batch of each step, hatched where it is prefill. Prompts first: two steps without a decode, so A, B and C stand still for both, and with more newcomers for longer. Together, every step
-# has their decodes, but they come out at the end of a long step. In chunks no step has more than 32 tokens.
+# has their decodes, but they come out at the end of a long step. In chunks no step has more than 16 tokens.
 
 # %%
 def batches(engine):  # -> prefill and decode tokens of each step
@@ -388,7 +388,7 @@ def batches(engine):  # -> prefill and decode tokens of each step
 lanes.batches({name: batches(engine) for name, (engine, _) in runs.items()})
 
 # %% [markdown]
-# Now with a clock. The wait for D's first token is the price of short gaps. (On a GPU 128 tokens are too few to be felt: there D has 4,096 and the budget of the chunks is 256.)
+# Now with a clock. The wait for D's first token is the price of short gaps. (On a GPU 96 tokens are too few to be felt: there D has 4,096 and the budget of the chunks is 256.)
 
 # %% tags=["nbval-ignore-output"]
 from minivllm.teach import sketch, stall
@@ -397,7 +397,7 @@ if torch.cuda.is_available():
     long, budgets = (words * 14)[:4096], {"prefill first": 8192, "together": 8192, "chunks": 256}
     ways = {name: {**way, "budget": budgets[name]} for name, way in ways.items()}
     for _ in range(2):  # kernels are compiled in the first run
-        runs = run_ways(ways, [*readers, (4, long, 3), (5, long[:2048], 3)])
+        runs = run_ways(ways, [*readers, (3, long, 3), (4, long[:2048], 3)])
 curves = {}
 for name, (engine, sequences) in runs.items():
     times = [1e3 * engine.runner.times[step] for step in tokens_of(engine, sequences[0])]
@@ -436,8 +436,8 @@ timeline.figure()
 # A laptop cannot serve thousands of users, but it can simulate them: the real engine, scheduler and block manager, over a runner that only moves a clock on, by what each step would take on a T4 by its
 # datasheet. Requests come at random, 2 or 6 a second on average, with the lengths of `lengths.json`; 32 rows. TTFT is the time to the first token; "p95" is what 95 of 100 requests do not exceed.
 #
-# Predict for 2 a second. A static batch lasts as long as its longest answer, nearly always 512 steps of about 8 ms: 4 s. Who comes in the middle waits for half of that, 2 s, before anything happens. Waiting until
-# 32 are there takes 16 s, so half of that, 8 s. With continuous batching the wait is the rest of one step and one's own prefill, some 10 ms.
+# Predict for 2 a second. A static batch lasts as long as its longest answer, nearly always 512 steps of about 8 ms (5.4 for the weights, the rest for K/V): 4 s. Who comes in the middle waits for half of that, 2 s, before anything happens. Waiting until
+# 32 are there takes 16 s, so half of that, 8 s. With continuous batching the wait is the rest of one step and one's own prefill: some 10 ms.
 
 # %%
 from minivllm.simulate import measured_lengths, poisson_requests, simulate
@@ -481,8 +481,6 @@ print("\n".join(traffic.saved_lines()))
 # At 6 a second 10,000 requests arrive within half an hour, and the median wait for a static server is nine and a half minutes. (All of this is predicted, with efficiencies measured on another GPU: good for comparing ways to
 # schedule, not for promising milliseconds.)
 #
-
-# %% [markdown]
 # ## 9. Exercises
 
 # %% [markdown] tags=["exercise-1-statement"]

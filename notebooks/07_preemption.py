@@ -129,8 +129,8 @@ print("the same tokens:", [a.token_ids for a in squeezed] == [b.token_ids for b 
 #          [A A A A][A A A A][. . . .][. . . .][A . . .]     B waits, with its 6 + 4 tokens
 # ```
 #
-# Three choices hide in this picture. The *victim* is the newest, which has lost the least and hurts nobody who came earlier. It gives back *everything*: attention needs all of a
-# sequence's K/V or cannot run, so a part would be held for nothing. And it goes to the *head* of the queue, because it came before all who wait there.
+# Three choices hide in this picture. The *victim* is the newest: nobody loses anything to somebody who came later. It gives back *everything*: attention needs all of a sequence's
+# K/V or cannot run, so a part would be held for nothing. And it goes to the *head* of the queue, because it came before all who wait there. Section 10 shows what these choices are good for.
 #
 # ## 3. The naive version: wait for a block
 #
@@ -682,7 +682,7 @@ llm.close()
 
 # %% [markdown]
 # **How vLLM does it.** `vllm/v1/core/sched/scheduler.py` preempts from the end of `running` (with priorities, the least important), sets `num_computed_tokens` to 0 and puts the request at the head
-# of the queue; in a step that preempts, nobody starts. `scheduler_reserve_full_isl` is its "all tokens" (on by default), `watermark` its reserve, a share of the pool. Swapping is gone from the
+# of the queue; in a step that preempts, nobody starts. `scheduler_reserve_full_isl` is its "all tokens" (on by default); `watermark` can keep a share of the pool free. Swapping is gone from the
 # engine; connectors in `vllm/distributed/kv_transfer/` can keep blocks in the host's memory, as a second prefix cache. Watch `vllm:num_preemptions`.
 #
 # **Next:** 08 looks at how a token is chosen from the logits, and at four answers that share one prompt's blocks.

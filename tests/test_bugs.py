@@ -53,7 +53,7 @@ def test_a_fault_tells_its_story_and_shows_its_code(name):
 
 def test_the_names_asked_for_are_there():
     assert set(FAULTS) == {"stale_hash", "full_hit_crash", "boundary_off_by_one", "freed_block_in_table", "hit_never_reads", "starvation",
-                           "slots_by_head_dim", "upper_left_mask", "stale_buffer", "rebound_tensor", "grows_at_remainder_one", "whoever_fits"}
+                           "slots_by_head_dim", "upper_left_mask", "stale_buffer", "rebound_tensor", "grows_at_remainder_one", "whoever_fits", "noise_by_place"}
     with pytest.raises(KeyError, match="no planted fault is called 'x'"):
         bugs.get("x")
 

@@ -8,8 +8,8 @@ import pytest
 from fake_colab import ROOT, FakeColab, command, environment
 from notebook_samples import NOTEBOOKS, read_setup
 
-#: Tried in the old environment; the others use the same views and the same package. With MINIVLLM_ALL_IN_COLAB set: every one.
-TRIED = ("00_tour.ipynb", "04_paged_attention.ipynb")
+#: Tried in the old environment; the others use the same panel and the same package. With MINIVLLM_ALL_IN_COLAB set: every one.
+TRIED = ("00_tour.ipynb",)
 
 
 @pytest.fixture(scope="module")

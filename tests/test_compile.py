@@ -43,6 +43,8 @@ KERNELS = {
 if not T4:
     KERNELS["prefill"] = (paged_prefill._prefill_kernel, [F, F, F, F, I32, I32, I32, I32, f32, i32, i32],
                           dict(H=H, K=K, D=D, S=S, HEADS=2, WIDTH=D, TOKENS=64 if LARGE else 32, TILE=64), dict(num_warps=4, num_stages=3))
+if capability == 89:  # an A100's instructions with less shared memory: only what has tiles can differ
+    KERNELS = {name: KERNELS[name] for name in ("decode", "prefill")}
 for name, (kernel, types, constants, options) in KERNELS.items():
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else t for n, t in zip(names, [*types, *[None] * len(constants)])}
@@ -61,7 +63,7 @@ def test_kernels_compile_for(capability, tmp_path):
                           env={**environment, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr[-3000:]
     built = {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
-    assert len(built) == (8 if capability == 75 else 9)
+    assert len(built) == {75: 8, 89: 2}.get(capability, 9)
     for name, row in built.items():
         assert row["shared"] <= SHARED_BYTES[capability], f"{name} wants {row['shared']:,} bytes of shared memory on sm_{capability}"
         assert row["matrix"] == (capability >= 80 and name in ("decode", "prefill")), f"{name} on sm_{capability}: matrix instructions {row['matrix']}"

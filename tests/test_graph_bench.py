@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from minivllm.teach import fusion_bench, gpu_trace, graph_bench
+from minivllm.teach import fusion_bench, gpu_trace, graph_bench, graph_figures
 
 
 def _event(name: str, start: float, duration: float, device: str = "CUDA") -> SimpleNamespace:
@@ -65,3 +65,31 @@ def test_a_part_that_fails_leaves_the_others() -> None:
     graph_bench._part(found, "bad", lambda: 1 / 0)
     graph_bench._part(found, "good", lambda: 7)
     assert found == {"bad": {"error": "ZeroDivisionError: division by zero"}, "good": 7}
+
+
+LINES = [graph_figures.steps, graph_figures.replays, graph_figures.captures, graph_figures.paddings, graph_figures.kernels,
+         graph_figures.fusions, graph_figures.compiled, graph_figures.errors]
+
+
+@pytest.mark.parametrize("lines", LINES)
+def test_what_is_missing_is_said_in_one_line(lines) -> None:
+    parts = ("eager", "replay", "captures", "padding", "eager_kernels", "fusion", "generate", "generate_compiled", "errors")
+    assert list(lines({})) == ["no saved figures: run this notebook on a GPU to measure them"]
+    [line] = lines({part: {"error": "RuntimeError: no"} for part in parts})
+    assert "could not be measured: RuntimeError: no" in line
+    [line] = lines({"device": "x"})
+    assert line.startswith("not among these figures: ")
+
+
+def test_figures_are_left_out_where_there_is_nothing_to_draw() -> None:
+    assert graph_figures.layers({}) is None and graph_figures.waiting({}) is None
+
+
+@pytest.mark.skipif(not graph_bench.saved(), reason="no saved figures")
+def test_the_saved_figures_are_those_that_the_notebook_speaks_of() -> None:
+    found = graph_bench.saved()
+    printed = "\n".join(line for lines in LINES for line in lines(found)) + "\n".join(graph_figures.steps(found, "unfused"))
+    for number in ("22,074", "3,094", "1,122", "1,534", "1,243", "2,373", "19,092", "315", "379", "913", "832 MiB", "670 MiB", "1.24 s", "1,526",
+                   "1,516", "36.2 us of work in 614 us", "34.5", "185.6", "8.4", "49.6", "259.7", "67.1", "34.3", "+15.9%"):
+        assert number in printed, number
+    assert graph_figures.layers(found)._repr_png_() and graph_figures.waiting(found)._repr_png_()

@@ -75,7 +75,7 @@ class BlockView(View):
             tokens = f"K/V of {seq.computed}{known} {'token' if seq.computed == 1 and not known else 'tokens'}"
         else:
             tokens = count(seq.length, "token") + (f", {prompt} of them prompt" if prompt is not None else "")
-        scene.add(Label(122, y + 16, tokens, 14, quiet=True))
+        scene.add(Label(130, y + 16, tokens, 14, quiet=True))
         table = cut(f"blocks {' '.join(map(str, seq.block_table))}", 14, 190) if seq.block_table else ""
         scene.add(*[Label(340, y + 16, table, 14)] if table else [])
         if text := self.text(seq.token_ids[-40:]):

@@ -92,7 +92,7 @@ def _read(name: str, batch: Any) -> list[Request]:
 FAULTS = [
     Fault("noise_by_place", "the neighbours change the noise",
           "A kernel computes an offset for each element that it loads, and the same offset is at hand as a counter for random numbers: "
-          "kernels for dropout count so. In a sampler the offset holds the row; a seed then fixes an answer only for one place in the batch.",
+          "kernels for dropout count so. In a sampler it holds the row, too; a seed then fixes an answer for one place in the batch only.",
           draw, by_column, _compare, {"first": ..., "second": ...},
           exposing={"first": [(7, 6)], "second": [(3, 6), (7, 6)]}, harmless={"first": [(7, 6)], "second": [(7, 6), (3, 6)]}),
 ]

@@ -134,7 +134,7 @@ def _arrivals(frame: Frame, by_kind: dict[str, list[Event]]) -> list[str]:
 
 
 def _batch(frame: Frame, events: list[Event]) -> str:
-    prefills = [e for e in events if frame.sequences[e.seq_id].log.is_prefill(e.data["start"], e.data["tokens"])]
+    prefills = [e for e in events if frame.sequences[e.seq_id].log.is_prefill(e.step, e.data["start"], e.data["tokens"])]
     decodes = [e for e in events if e not in prefills]
     told = []
     if prefills:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from minivllm.kernels.rms_norm import add_rms_norm_torch, add_rms_norm_triton
 from minivllm.kernels.rope_store import norm_rope_store_triton, rotate
 from minivllm.kernels.silu_and_mul import silu_and_mul_torch, silu_and_mul_triton
-from minivllm.teach.gpu_trace import activities, in_total
+from minivllm.teach.gpu_trace import in_total, traced
 
 ROWS = (8, 256, 2048)
 
@@ -74,10 +74,7 @@ def _timed(call: Callable[[], object], found: dict[str, Any]) -> None:
     except RuntimeError:  # a mask asks the device: no graph
         torch.cuda.synchronize()
         found["graph_us"].append(None)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        call()
-        torch.cuda.synchronize()
-    found["launches"] = in_total(activities(profile.events()))["launches"]
+    found["launches"] = in_total(traced(call))["launches"]
 
 
 def arguments(name: str, model: dict[str, Any], rows: int, device: torch.device, dtype: torch.dtype | None = None) -> tuple:

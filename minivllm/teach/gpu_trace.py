@@ -1,13 +1,26 @@
-"""A torch.profiler trace of the device, as plain numbers: what ran, when, for how long. Needs no GPU to read one."""
+"""A torch.profiler trace of the device, as plain numbers: what ran, when, for how long. Only to take one needs a GPU."""
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 Activity = tuple[str, float, float]  # name, start and duration in microseconds
+
+
+def traced(run: Callable[[], object]) -> list[Activity]:
+    """What the CUDA GPU does when `run` is called."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # it may say that one cycle is kept, and there is one
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            run()
+            torch.cuda.synchronize()
+        return activities(profile.events())
 
 
 def activities(events: Iterable[Any]) -> list[Activity]:
@@ -19,7 +32,7 @@ def activities(events: Iterable[Any]) -> list[Activity]:
 
 def short(name: str) -> str:
     """A kernel's name without its template arguments and namespaces."""
-    name = re.sub(r"^void ", "", name)
+    name = re.sub(r"^void ", "", name).replace("(anonymous namespace)::", "")
     if name.startswith(("Memcpy", "Memset")):
         return " ".join(name.split()[:2])
     functor = re.search(r"(\w+?)(?:_kernel_cuda|_kernel_impl|Functor|_cuda)\b", name.partition("<")[2])

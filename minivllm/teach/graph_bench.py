@@ -22,7 +22,7 @@ import torch
 from minivllm.engine.step import PlanRow, StepPlan
 from minivllm.sampling_params import SamplingParams
 from minivllm.teach import fusion_bench
-from minivllm.teach.gpu_trace import activities, by_name, in_total, one_layer
+from minivllm.teach.gpu_trace import by_name, in_total, one_layer, traced
 
 if TYPE_CHECKING:
     from minivllm import LLM
@@ -51,7 +51,7 @@ def measure(model: dict[str, Any] = MODEL, batches: tuple[int, ...] = BATCHES) -
     if not torch.cuda.is_available():
         raise RuntimeError("graph_bench.measure() needs a CUDA GPU, which alone has graphs; saved() has an H200's figures")
     begin = time.perf_counter()
-    _profiled(lambda: torch.ones(1, device="cuda"))  # the first trace of a process is slow, and may lose what it was to show
+    traced(lambda: torch.ones(1, device="cuda"))  # the first trace of a process is slow, and may lose what it was to show
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "layers": model["num_hidden_layers"],
                              "context": CONTEXT, "batches": list(batches)}
     with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +113,7 @@ def eager_step(runner: Any, count: int) -> dict[str, Any]:
     after = torch.cuda.memory_stats()
     made = {name: after[key] - before[key] for name, key in
             (("allocations", "allocation.all.allocated"), ("allocated_bytes", "allocated_bytes.all.allocated"))}
-    return {"wall_us": wall, **in_total(_profiled(lambda: runner.execute(plan))), **made}
+    return {"wall_us": wall, **in_total(traced(lambda: runner.execute(plan))), **made}
 
 
 def replayed_step(runner: Any, count: int) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def kernels_of(runner: Any, count: int) -> dict[str, Any]:
     """Which kernels a step is made of, by name; and one layer of it as [name, start, duration]."""
     plan = decode_plan(count)
     runner.execute(plan)
-    done = _profiled(lambda: runner.execute(plan))
+    done = traced(lambda: runner.execute(plan))
     return {"batch": count, "by_name": by_name(done), "layer": one_layer(done, runner.model_config.num_layers)}
 
 
@@ -239,10 +239,3 @@ def device_us(run: Callable[[], object], calls: int = 20) -> float:
         last.synchronize()
         times.append(1e3 * first.elapsed_time(last) / calls)
     return round(statistics.median(times), 1)
-
-
-def _profiled(run: Callable[[], object]) -> list[tuple[str, float, float]]:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        run()
-        torch.cuda.synchronize()
-    return activities(profile.events())

@@ -46,7 +46,7 @@ class SequenceLog:
     num_prompt_tokens: int | None = None
     token_ids: list[int | None] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
-    lost_tokens: int = 0
+    losses: list[tuple[int, int]] = field(default_factory=list)  # (step, computed tokens) of each preemption
 
     def note(self, entry: Entry) -> None:
         """Keep `entry`; of one step the last one counts."""
@@ -66,8 +66,10 @@ class SequenceLog:
             return entry
         return None if entry.status == "finished" else Entry(step, "idle", 0, entry.computed, entry.length)
 
-    def is_prefill(self, start: int, tokens: int) -> bool:
-        return tokens > 1 or start < (self.num_prompt_tokens or 0) or start < self.lost_tokens
+    def is_prefill(self, step: int, start: int, tokens: int) -> bool:
+        """Whether `step` computed a part of the prompt, or what a preemption up to that step had thrown away."""
+        lost = max((computed for at, computed in self.losses if at <= step), default=0)
+        return tokens > 1 or start < max(self.num_prompt_tokens or 0, lost)
 
     def pad(self, length: int) -> None:
         self.token_ids += [None] * (length - len(self.token_ids))
@@ -194,7 +196,7 @@ class History:
         elif kind == "compute":
             self._take_compute(step, data["start"], data["tokens"], data["token"], log)
         elif kind == "preempt":
-            log.lost_tokens = max(log.lost_tokens, data["computed_tokens"])
+            log.losses.append((step, data["computed_tokens"]))
             log.note(Entry(step, "preempted", 0, 0, before.length))
         elif kind == "finish":
             if log.num_prompt_tokens is not None:  # a token that was not finite was computed but not kept
@@ -202,7 +204,7 @@ class History:
             log.note(Entry(step, "finished", before.tokens if before.step == step else 0, before.computed, len(log.token_ids)))
 
     def _take_compute(self, step: int, start: int, tokens: int, token: int | None, log: SequenceLog) -> None:
-        prefill = log.is_prefill(start, tokens)
+        prefill = log.is_prefill(step, start, tokens)
         self.batch.setdefault(step, [0, 0])[0 if prefill else 1] += tokens
         log.pad(start + tokens)
         if token is not None:

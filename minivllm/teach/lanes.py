@@ -75,5 +75,6 @@ def batches(panels: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> Figure
         axis.margins(y=0.2)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(fontsize=12, frameon=False, loc="upper right")
+    axes[-1].set_xticks(range(0, max(len(prefill) for prefill, _ in panels.values()), 2))
     axes[-1].set_xlabel("step", fontsize=13)
     return drawn

@@ -18,7 +18,10 @@ from minivllm.worker import filters
 
 
 def top_p_keep(function: Any, llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
-    """Print what `llm` says with the learner's top_p, and with the package's, and whether they agree. The same seed gives both the same noise."""
+    """Print what `llm` says with the learner's top_p, and with the package's, and whether they agree.
+
+    The same seed gives both the same noise.
+    """
     if is_stub(function):
         print(not_attempted(function))
         return

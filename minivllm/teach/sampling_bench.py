@@ -28,7 +28,8 @@ ROWS, VOCAB, HISTORY = 256, 151_936, 200
 #: name -> what the rows ask for.
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0}, "temperature": {"temperature": 0.8}, "logprobs=5": {"temperature": 0.8, "logprobs": 5},
-    "min_p": {"temperature": 0.8, "min_p": 0.05}, "repetition + presence": {"temperature": 0.8, "repetition_penalty": 1.1, "presence_penalty": 0.5},
+    "min_p": {"temperature": 0.8, "min_p": 0.05},
+    "repetition + presence": {"temperature": 0.8, "repetition_penalty": 1.1, "presence_penalty": 0.5},
     "top_k + top_p": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
 }
 
@@ -46,7 +47,8 @@ def plan_rows(params: SamplingParams, count: int) -> list[PlanRow]:
 
 def measure(rows: int = ROWS, vocab: int = VOCAB, device: str | torch.device = "cpu", repeats: int = 5,
             dtype: torch.dtype = torch.float32) -> dict[str, float]:
-    """Milliseconds from logits [rows, vocab] to tokens on the host, for each of WAYS; the median of `repeats` after one that does not count."""
+    """Milliseconds from logits [rows, vocab] to tokens on the host, for each of WAYS: the median of `repeats` runs after another.
+    """
     logits = (4 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0))).to(device, dtype)
     return {name: _milliseconds(plan_rows(SamplingParams(**way), rows), logits, repeats) for name, way in WAYS.items()}
 
@@ -74,7 +76,7 @@ def _milliseconds(rows: list[PlanRow], logits: torch.Tensor, repeats: int) -> fl
 
 
 def saved() -> dict[str, Any] | None:
-    """{"device", "dtype", "rows", "vocab_size", "milliseconds": {way: ms}}, as saved from an H200."""
+    """What was saved from an H200: {"device", "rows", "vocab_size", "milliseconds": {way: ms}}, and "dtype" where known. None without."""
     return json.loads(FILE.read_text()) if FILE.exists() else None
 
 
@@ -89,7 +91,8 @@ def saved_lines() -> list[str]:
     found = saved()
     if found is None:
         return ["no figures of an H200 are saved beside this notebook yet"]
-    return [f"saved from {found['device']}: {found['rows']} rows of {found['vocab_size']:,} logits, sampling only"] + lines(found["milliseconds"])
+    about = f"saved from {found['device']}: {found['rows']} rows of {found['vocab_size']:,} logits, sampling only"
+    return [about, *lines(found["milliseconds"])]
 
 
 if __name__ == "__main__":

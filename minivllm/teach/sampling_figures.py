@@ -44,10 +44,10 @@ def counts(texts: Sequence[str], exact: Sequence[float], drawn_by: Mapping[str, 
     width = 0.8 / len(drawn_by)
     for number, (name, values) in enumerate(drawn_by.items()):
         places = [index - 0.4 + width * (number + 0.5) for index in range(len(texts))]
-        axis.bar(places, [100 * value for value in values], width, color=COLOURS[number], hatch=("", "//", "..")[number % 3], edgecolor="white",
-                 label=name)
-    axis.hlines([100 * value for value in exact], [index - 0.45 for index in range(len(texts))], [index + 0.45 for index in range(len(texts))],
-                color="black", linewidth=2, label="exact")
+        heights, hatch = [100 * value for value in values], ("", "//", "..")[number % 3]
+        axis.bar(places, heights, width, color=COLOURS[number], hatch=hatch, edgecolor="white", label=name)
+    begins, ends = ([index + side for index in range(len(texts))] for side in (-0.45, 0.45))
+    axis.hlines([100 * value for value in exact], begins, ends, color="black", linewidth=2, label="exact")
     axis.set_xticks(range(len(texts)), [_plain(text) for text in texts], fontsize=12)
     axis.set_ylabel("share of the draws, %", fontsize=12)
     axis.spines[["top", "right"]].set_visible(False)

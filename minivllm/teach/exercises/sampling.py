@@ -62,6 +62,10 @@ def _unsorted(probabilities: Tensor, p: float) -> Tensor:
     return kept | (p >= 1)
 
 
+def _sorted_sum(probabilities: Tensor, p: float) -> Tensor:
+    return _sorted(probabilities)[2] < p
+
+
 def _ids(probabilities: Tensor, p: float) -> Tensor:
     return _sorted(probabilities)[1][:int(top_p_keep(probabilities, p).sum())]
 
@@ -88,39 +92,47 @@ TOP_P_KEEP = Exercise("top_p_keep", [
     _probability_case([1.0], 0.3, "a vocabulary of one"),
     _drawn(0, 12, 0.9, 2.0), _drawn(1, 300, 0.95, 1.0), _drawn(2, 1000, 0.5, 3.0), _drawn(3, 64, 0.8, 0.5),
 ], top_p_keep, kind="tensor", shape="V", mistakes=[
-    Mistake(_by(lambda x, total, p: total <= p), "the token that crosses p is dropped: it belongs to the set, for without it the sum does not "
-            "reach p. Ask what the tokens *before* it add up to, cumsum - probability"),
-    Mistake(_by(lambda x, total, p: total <= p, one=False), "the token that crosses p is dropped, and where the best one crosses, nothing is "
-            "left to draw from: compare the sum of the tokens before it, cumsum - probability, with p"),
-    Mistake(_by(lambda x, total, p: total < p), "the token that crosses p is dropped, and so is the one that reaches it exactly: compare the sum of "
-            "the tokens before it, cumsum - probability"),
-    Mistake(_by(lambda x, total, p: total < p, one=False, all_at_1=False), "the running sum with the token itself is compared: whatever crosses p is "
-            "dropped, even the only token, or the last one at p = 1. Compare cumsum - probability, what stands before it"),
-    Mistake(_by(lambda x, total, p: total - x <= p), "one token too many where the sum reaches p exactly: reached is enough, so keep while the sum "
-            "before is *less* than p"),
-    Mistake(_by(lambda x, total, p: total - x < p, all_at_1=False), "at p = 1 the tail is dropped: in float32 a sum reaches 1 before the last token "
-            "does. Keep all when p is 1"),
-    Mistake(_still_sorted, "the mask is in sorted order: entry i must stand for token id i. `torch.zeros_like(kept).scatter(0, order, kept)`, or "
-            "`mask[order] = kept`"),
-    Mistake(_gathered, "the way back is taken twice in the same direction: order[i] is the id of the i-th best, so *assign* mask[order] = kept; "
-            "kept[order] reads at the wrong places"),
+    Mistake(_by(lambda x, total, p: total <= p), "the token that crosses p is dropped: it belongs to the set, for without it the sum "
+            "does not reach p. Ask what the tokens *before* it add up to, cumsum - probability"),
+    Mistake(_by(lambda x, total, p: total <= p, one=False), "the token that crosses p is dropped, and where the best one crosses, "
+            "nothing is left to draw from: compare the sum of the tokens before it, cumsum - probability, with p"),
+    Mistake(_by(lambda x, total, p: total < p), "the token that crosses p is dropped, and so is the one that reaches it exactly: "
+            "compare the sum of the tokens before it, cumsum - probability"),
+    Mistake(_by(lambda x, total, p: total < p, one=False, all_at_1=False), "the running sum with the token itself is compared: "
+            "whatever crosses p is dropped, even the only token, or the last one at p = 1. Compare cumsum - probability, what stands "
+            "before it"),
+    Mistake(_by(lambda x, total, p: total - x <= p), "one token too many where the sum reaches p exactly: reached is enough, so keep "
+            "while the sum before is *less* than p"),
+    Mistake(_by(lambda x, total, p: total - x < p, all_at_1=False), "at p = 1 the tail is dropped: in float32 a sum reaches 1 before "
+            "the last token does. Keep all when p is 1"),
+    Mistake(_still_sorted, "the mask is in sorted order: entry i must stand for token id i. `torch.zeros_like(kept).scatter(0, order, "
+            "kept)`, or `mask[order] = kept`"),
+    Mistake(_gathered, "the way back is taken twice in the same direction: order[i] is the id of the i-th best, so *assign* "
+            "mask[order] = kept; kept[order] reads at the wrong places"),
+    Mistake(_sorted_sum, "two things: the mask is in sorted order, but entry i must stand for token id i, so `mask[order] = kept`; "
+            "and the token that crosses p is dropped, but belongs to the set"),
+    Mistake(lambda q, p: q.cumsum(0) <= p, "two things: the sum runs over token ids, so sort by probability first; and the token that "
+            "crosses p is dropped, but belongs to the set"),
     Mistake(_unsorted, "the sum runs over token ids: sort by probability first, the most likely first"),
-    Mistake(_by(lambda x, total, p: total - x < p, one=False, descending=False), "the sum begins at the least likely token, so the tail is kept and "
-            "the best is dropped: sort(descending=True)"),
-    Mistake(_by(lambda x, total, p: total > p, one=False, descending=False), "sorted from the least likely one, a token is to be dropped while the "
-            "sum up to it is at most 1 - p, not p"),
-    Mistake(lambda q, p: q >= p, "each token's own probability is compared with p: it is the sum over the more likely tokens that counts"),
-    Mistake(lambda q, p: q >= 1 - p, "each token's own probability is compared with 1 - p: it is the sum over the more likely tokens that counts"),
-    Mistake(lambda q, p: q >= p * q.max(), "that is min_p: tokens at least p times as likely as the best. Here the sum of the most likely ones "
+    Mistake(_by(lambda x, total, p: total - x < p, one=False, descending=False), "the sum begins at the least likely token, so the "
+            "tail is kept and the best is dropped: sort(descending=True)"),
+    Mistake(_by(lambda x, total, p: total > p, one=False, descending=False), "sorted from the least likely one, a token is to be "
+            "dropped while the sum up to it is at most 1 - p, not p"),
+    Mistake(lambda q, p: q >= p, "each token's own probability is compared with p: it is the sum over the more likely tokens that "
             "counts"),
-    Mistake(lambda q, p: _sorted(q)[1] < max(1, int(p * len(q))), "that keeps a share p of the vocabulary: it is the probabilities that must "
-            "add up to p, not the number of tokens"),
-    Mistake(_all_equals, "everything as likely as the boundary token is kept: the set must be the smallest, so of equals only as many as are needed, "
-            "the lower ids first"),
+    Mistake(lambda q, p: q >= 1 - p, "each token's own probability is compared with 1 - p: it is the sum over the more likely tokens "
+            "that counts"),
+    Mistake(lambda q, p: q >= p * q.max(), "that is min_p: tokens at least p times as likely as the best. Here the sum of the most "
+            "likely ones counts"),
+    Mistake(lambda q, p: _sorted(q)[1] < max(1, int(p * len(q))), "that keeps a share p of the vocabulary: it is the probabilities "
+            "that must add up to p, not the number of tokens"),
+    Mistake(_all_equals, "everything as likely as the boundary token is kept: the set must be the smallest, so of equals only as many "
+            "as are needed, the lower ids first"),
     Mistake(_ids, "those are the ids of the kept tokens: return a mask over the vocabulary, True where the token is kept"),
-    Mistake(lambda q, p: q * top_p_keep(q, p), "those are probabilities, 0 where dropped: return the mask itself, True where the token is kept"),
-    Mistake(lambda q, p: q * top_p_keep(q, p) / (q * top_p_keep(q, p)).sum(), "those are the new probabilities: return the mask, True where the token "
-            "is kept"),
+    Mistake(lambda q, p: q * top_p_keep(q, p), "those are probabilities, 0 where dropped: return the mask itself, True where the "
+            "token is kept"),
+    Mistake(lambda q, p: q * top_p_keep(q, p) / (q * top_p_keep(q, p)).sum(), "those are the new probabilities: return the mask, True "
+            "where the token is kept"),
     Mistake(lambda q, p: ~top_p_keep(q, p), "the mask is turned round: True is for what is kept"),
     Mistake(lambda q, p: top_p_keep(q, p).float(), "the mask holds 0.0 and 1.0: make it of bools, by a comparison"),
 ])
@@ -166,24 +178,27 @@ REPETITION_PENALTY = Exercise("repetition_penalty", [
     _logits_case([2.0, -3.0, 6.0, -8.0], [0, 1, 2], 0.5, "below 1 it is a reward: what was seen rises"),
     _drawn_logits(0, 50, 20, 1.2), _drawn_logits(1, 1000, 400, 1.1),
 ], repetition_penalty, kind="tensor", shape="V", mistakes=[
-    Mistake(lambda x, ids, f: _on(x, ids, lambda x: x / f), "negative logits are divided too, and -2 / 2 = -1 is *more* likely than before: multiply "
-            "those"),
-    Mistake(lambda x, ids, f: _on(x, ids, lambda x: x * f), "positive logits are multiplied too, so what was said becomes more likely: divide "
-            "those"),
-    Mistake(lambda x, ids, f: repetition_penalty(x, ids, 1 / f), "the two cases are swapped: divide positive logits, multiply negative ones"),
-    Mistake(_once_for_each, "a token is penalised as often as it was seen: once is meant, whatever the count. The penalty that counts is "
-            "frequency_penalty"),
-    Mistake(lambda x, ids, f: _on(x, ids, lambda x: x - f), "the penalty is subtracted, as presence_penalty is: this one divides or multiplies"),
+    Mistake(lambda x, ids, f: _on(x, ids, lambda x: x / f), "negative logits are divided too, and -2 / 2 = -1 is *more* likely than "
+            "before: multiply those"),
+    Mistake(lambda x, ids, f: _on(x, ids, lambda x: x * f), "positive logits are multiplied too, so what was said becomes more "
+            "likely: divide those"),
+    Mistake(lambda x, ids, f: repetition_penalty(x, ids, 1 / f), "the two cases are swapped: divide positive logits, multiply "
+            "negative ones"),
+    Mistake(_once_for_each, "a token is penalised as often as it was seen: once is meant, whatever the count. The penalty that counts "
+            "is frequency_penalty"),
+    Mistake(lambda x, ids, f: _on(x, ids, lambda x: x - f), "the penalty is subtracted, as presence_penalty is: this one divides or "
+            "multiplies"),
     Mistake(lambda x, ids, f: torch.where(x > 0, x / f, x * f), "every token is penalised: only those in token_ids are"),
     Mistake(lambda x, ids, f: repetition_penalty(x, ids[-1:], f), "only the last token is penalised: all of token_ids are"),
-    Mistake(lambda x, ids, f: repetition_penalty(x, list(range(min(len(set(ids)), len(x)))), f), "the positions in token_ids are penalised instead of "
-            "the ids that stand there"),
-    Mistake(_log_softmax, "the penalty works on logits, not on log probabilities: these are all negative, and the result would depend on the whole "
-            "vocabulary"),
+    Mistake(lambda x, ids, f: repetition_penalty(x, list(range(min(len(set(ids)), len(x)))), f), "the positions in token_ids are "
+            "penalised instead of the ids that stand there"),
+    Mistake(_log_softmax, "the penalty works on logits, not on log probabilities: these are all negative, and the result would depend "
+            "on the whole vocabulary"),
     Mistake(_probabilities, "the penalty works on logits, not on probabilities: no softmax here"),
-    Mistake(lambda x, ids, f: _on(x, ids, lambda x: torch.full_like(x, float("-inf"))), "what was seen is forbidden altogether: it is only to become "
-            "less likely"),
-    Mistake(lambda x, ids, f: _on(x, ids, lambda x: torch.where(x > 0, x / f, x)), "negative logits stay as they are: multiply those by the penalty"),
+    Mistake(lambda x, ids, f: _on(x, ids, lambda x: torch.full_like(x, float("-inf"))), "what was seen is forbidden altogether: it is "
+            "only to become less likely"),
+    Mistake(lambda x, ids, f: _on(x, ids, lambda x: torch.where(x > 0, x / f, x)), "negative logits stay as they are: multiply those "
+            "by the penalty"),
 ])
 
 EXERCISES = [TOP_P_KEEP, REPETITION_PENALTY]
