@@ -60,6 +60,7 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--dtype", default="auto", help="auto, float32, float16 or bfloat16")
     parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs, no torch.compile")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs that share the model (default 1)")
 
 
 def _sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> None:
@@ -78,7 +79,8 @@ def _make(args: argparse.Namespace):
     from minivllm.llm import LLM
 
     params = SamplingParams(n=getattr(args, "n", 1), **{name: getattr(args, name) for name in _SAMPLING})
-    return LLM(args.model, device=args.device, dtype=args.dtype, enforce_eager=args.enforce_eager), params
+    return LLM(args.model, device=args.device, dtype=args.dtype, enforce_eager=args.enforce_eager,
+               tensor_parallel_size=args.tensor_parallel_size), params
 
 
 def _generate(args: argparse.Namespace) -> int:

@@ -39,6 +39,7 @@ class EngineConfig:
     max_num_queued_requests: how many may wait; one more is refused with QueueFullError. None: any number.
     policy: who is served first: "fcfs", "priority", "shortest_first", "longest_hit_first", or a function (see engine/policies.py).
     enforce_eager: no CUDA graphs and no torch.compile. torch_compile: compile the parts of the model that are plain torch.
+    tensor_parallel_size: how many processes, one a GPU, share the model (see worker/parallel_runner.py).
     load_format: "auto", or "dummy" for random weights: a directory with a config.json is then enough.
     """
 
@@ -88,8 +89,6 @@ class EngineConfig:
             put("gpu_memory_utilization", require_number(_OWNER, "gpu_memory_utilization", self.gpu_memory_utilization))
             if not 0 < self.gpu_memory_utilization <= 1:
                 raise ValueError(f"LLM.gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}")
-        if self.tensor_parallel_size > 1:
-            raise ValueError(f"LLM.tensor_parallel_size {self.tensor_parallel_size} is not supported yet: use 1")
         seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
         if seqs and tokens and tokens < seqs:
             raise ValueError(f"LLM.max_num_batched_tokens ({tokens}) is below max_num_seqs ({seqs}): every running sequence needs one "

@@ -55,6 +55,8 @@ class LLM:
         from minivllm.weights.hub import open_model
         from minivllm.worker.model_runner import ModelRunner
 
+        if config.tensor_parallel_size > 1:
+            from minivllm.worker.parallel_runner import ParallelRunner as ModelRunner
         _say_what_is_live()
         checkpoint = open_model(config.model)
         self._engine: Engine | None = None

@@ -33,6 +33,7 @@ class MemoryAccount:
     bytes_per_token: int
     block_size: int
     num_blocks: int
+    other_ranks: tuple[MemoryAccount, ...] = ()  # each has its own device, its part of the weights and a pool of as many blocks
 
     def requests_that_fit(self, num_tokens: int) -> int:
         """How many requests of `num_tokens` (prompt and answer) the pool holds at once, whole blocks each."""
@@ -46,6 +47,7 @@ class MemoryAccount:
 
         tokens = self.num_blocks * self.block_size
         return "\n".join([
+            *(["rank 0"] if self.other_ranks else []),
             row(self.device, self.total, "in all"),
             row("weights", self.weights, ""),
             row("activations", self.activation_peak, "predicted for the largest step" if self.predicted else "of the largest step, measured"),
@@ -53,6 +55,7 @@ class MemoryAccount:
             row("KV cache", self.kv_cache, f"{self.num_blocks:,} blocks of {self.block_size} tokens; {self.bytes_per_token:,} bytes a token"),
             row("free", self.free, ""),
             f"fits             {', '.join(f'{self.requests_that_fit(n):,} x {n:,}' for n in (128, 1024, 8192) if n <= tokens) or 'nothing'} tokens",
+            *(f"rank {number}\n{account}" for number, account in enumerate(self.other_ranks, 1)),
         ])
 
 
@@ -67,8 +70,9 @@ def memory_account(runner: ModelRunner, limits: dict[str, Any], max_num_seqs: in
     measured = runner.profile.activations
     peak = measured or predicted_activation_bytes(runner.model_config, runner.dtype, limits["max_num_batched_tokens"], max_num_seqs)
     num_blocks, block_size, bytes_per_token = limits["num_kv_blocks"], limits["block_size"], runner.spec.bytes_per_token
+    others = runner.elsewhere("minivllm.memory:memory_account", limits, max_num_seqs) if hasattr(runner, "elsewhere") else []
     return MemoryAccount(str(runner.device), total, runner.weight_bytes, peak, not measured, runner.profile.graphs, num_blocks * block_size * bytes_per_token, free,
-                         bytes_per_token, block_size, num_blocks)
+                         bytes_per_token, block_size, num_blocks, tuple(others))
 
 
 def predicted_activation_bytes(model: ModelConfig, dtype: torch.dtype, num_tokens: int, num_rows: int) -> int:

@@ -48,7 +48,7 @@ SETTINGS = [
     (dict(max_num_seqs=0), ValueError, "max_num_seqs"), (dict(max_num_seqs=8, max_num_batched_tokens=4), ValueError, "below max_num_seqs"),
     (dict(max_num_batched_tokens="big"), TypeError, "max_num_batched_tokens"), (dict(max_num_queued_requests=0), ValueError, "max_num_queued_requests"),
     (dict(dtype="fp16"), ValueError, "dtype.*fp16"), (dict(dtype=16), TypeError, "dtype"), (dict(device="gpu"), ValueError, "gpu"), (dict(device="cuda:77"), ValueError, "cuda:77"),
-    (dict(device="meta"), ValueError, "meta"), (dict(attention_backend="flash"), ValueError, "flash"), (dict(tensor_parallel_size=2), ValueError, "tensor_parallel_size 2"),
+    (dict(device="meta"), ValueError, "meta"), (dict(attention_backend="flash"), ValueError, "flash"), (dict(tensor_parallel_size=5), ValueError, "tensor_parallel_size 5 does not divide"),
     (dict(tensor_parallel_size=0), ValueError, "tensor_parallel_size"), (dict(enforce_eager="yes"), TypeError, "enforce_eager"), (dict(seed=-1), ValueError, "seed"),
     (dict(policy="best"), ValueError, "policy"), (dict(load_format="quick"), ValueError, "load_format"), (dict(enforce_eagr=True), TypeError, "did you mean 'enforce_eager'"),
     (dict(gpu_memory_utilisation=0.5), TypeError, "did you mean 'gpu_memory_utilization'"), (dict(num_kvcache_blocks=4, num_kv_blocks=4), TypeError, "both"),

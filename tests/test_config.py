@@ -66,7 +66,6 @@ def test_counts_are_positive_ints(name):
     ({"gpu_memory_utilization": float("nan")}, ValueError, "LLM.gpu_memory_utilization must be a finite number, got nan"),
     ({"gpu_memory_utilization": True}, TypeError, "LLM.gpu_memory_utilization must be a number, got True"),
     ({"gpu_memory_utilization": "0.9"}, TypeError, "LLM.gpu_memory_utilization must be a number, got '0.9'"),
-    ({"tensor_parallel_size": 2}, ValueError, "LLM.tensor_parallel_size 2 is not supported yet: use 1"),
     ({"max_num_seqs": 8, "max_num_batched_tokens": 4}, ValueError,
      "LLM.max_num_batched_tokens (4) is below max_num_seqs (8): every running sequence needs one token a step, so raise the first or lower the second"),
 ])

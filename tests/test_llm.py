@@ -296,7 +296,7 @@ def test_bad_messages_are_refused(whole, messages, error):
 
 
 @pytest.mark.parametrize("settings, error, match", [
-    ({"tensor_paralel_size": 1}, TypeError, "did you mean 'tensor_parallel_size'"), ({"tensor_parallel_size": 2}, ValueError, "tensor_parallel_size 2"),
+    ({"tensor_paralel_size": 1}, TypeError, "did you mean 'tensor_parallel_size'"), ({"tensor_parallel_size": 2}, ValueError, "tensor_parallel_size 2 does not divide .*use one of 1, 3$"),
     ({"device": "tpu"}, ValueError, "tpu"), ({"device": "cuda:99"}, ValueError, "cuda:99"), ({"dtype": "int8"}, ValueError, "int8"),
     ({"attention_backend": "magic"}, ValueError, "magic"), ({"kvcache_block_size": 4, "block_size": 4}, TypeError, "both"),
     ({"max_model_len": 100_000}, ValueError, "100000.*8192"), ({"max_model_len": 600, "num_kv_blocks": 8}, ValueError, "does not fit"),

@@ -25,11 +25,11 @@ FAMILIES = {
 }
 
 
-def make(family, seed=0):
+def make(family, seed=0, **shape):
     """A random transformers model in float32; biases and norm weights random too, so that none can be forgotten unseen."""
     config_class, changes = FAMILIES[family]
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config_class(**{**SHAPE, **changes})).float().eval()
+    model = transformers.AutoModelForCausalLM.from_config(config_class(**{**SHAPE, **changes, **shape})).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -39,8 +39,8 @@ def make(family, seed=0):
     return model
 
 
-def save(family, directory, seed=0):
-    """Save one to `directory` and return the transformers model."""
-    model = make(family, seed)
+def save(family, directory, seed=0, **shape):
+    """Save one to `directory` and return the transformers model. `shape` has the last word."""
+    model = make(family, seed, **shape)
     model.save_pretrained(directory)
     return model

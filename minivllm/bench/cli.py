@@ -33,6 +33,7 @@ def add_parsers(bench: argparse.ArgumentParser) -> None:
     attention.add_argument("--output", metavar="FILE", help="save raw figures as JSON")
     attention.set_defaults(run=_attention)
     _simulate_arguments(kinds.add_parser("simulate", help="batching modes compared on a GPU that need not be there, in simulated time"))
+    _parallel_arguments(kinds.add_parser("parallel", help="several GPUs against one: tokens, throughput, all-reduces, the ranks' life"))
 
 
 def _simulate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +51,16 @@ def _simulate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calibration", action="store_true", help="instead: the simulated H200 against the measured one")
     parser.add_argument("--output", metavar="FILE", help="save raw figures as JSON")
     parser.set_defaults(run=_simulate)
+
+
+def _parallel_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", default="qwen3-0.6b", help="qwen3-0.6b, qwen3-8b or tiny; random weights")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2], metavar="GPUS")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 64, 256], metavar="SEQUENCES")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--output", metavar="FILE", help="save raw figures as JSON")
+    parser.set_defaults(run=_parallel)
 
 
 def _generation_arguments(parser: argparse.ArgumentParser, defaults: dict) -> None:
@@ -128,6 +139,19 @@ def _attention(args: argparse.Namespace) -> int:
     device = select_device(args.device)
     result = {"environment": report.environment(device), **measure(device, args.memory_gib)}
     print("\n".join(show(result)))
+    report.save(result, args.output)
+    return 0
+
+
+def _parallel(args: argparse.Namespace) -> int:
+    from minivllm.bench import report
+    from minivllm.bench.parallel import SHAPES, measure
+    from minivllm.worker.device import select_device
+
+    if args.shape not in SHAPES:
+        raise ValueError(f"--shape must be one of {', '.join(SHAPES)}, got {args.shape!r}")
+    result = {"environment": report.environment(select_device(args.device)),
+              **measure(args.shape, args.sizes, args.batches, args.device, args.rounds, say=lambda line: print(line, flush=True))}
     report.save(result, args.output)
     return 0
 

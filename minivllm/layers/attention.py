@@ -14,16 +14,17 @@ from minivllm.attention.metadata import AttentionMetadata
 from minivllm.kernels.jit import uses_triton
 from minivllm.kernels.rope_store import norm_rope_store
 from minivllm.layers.norm import RMSNorm
+from minivllm.layers.parallel import local_kv_heads, ranks
 from minivllm.layers.rotary import RotaryEmbedding
 
 
 class Attention(nn.Module):
-    """qkv [T, (H + 2 K) * D], positions [T] -> [T, H * D]. `bind` must come first."""
+    """qkv [T, (H + 2 K) * D], positions [T] -> [T, H * D]. `bind` must come first. Among ranks, H and K are those of its own heads."""
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, rotary: RotaryEmbedding,
                  q_norm: RMSNorm | None = None, k_norm: RMSNorm | None = None):
         super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads // ranks().size, local_kv_heads(num_kv_heads, ranks().size), head_dim
         self.scale = head_dim ** -0.5
         self.rotary, self.q_norm, self.k_norm = rotary, q_norm, k_norm
         self.backend: AttentionBackend | None = None

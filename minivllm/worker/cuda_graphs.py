@@ -83,7 +83,7 @@ class DecodeGraphs:
             self.forward(size)  # compiles kernels and makes the libraries' workspaces, which capture could not
         torch.cuda.current_stream(self.batch.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):  # other threads may go on
             logits = self.forward(size)
         self.graphs[size] = (graph, logits)
         return pool or graph.pool()

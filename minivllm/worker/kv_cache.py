@@ -22,7 +22,7 @@ GPU_SLACK_BYTES = GIB // 4
 
 @dataclass(frozen=True)
 class KVCacheSpec:
-    """What one token's K and V take: L layers, K kv heads, D head dim, in `dtype`."""
+    """What one token's K and V take on one rank: L layers, K kv heads, D head dim, in `dtype`."""
 
     num_layers: int
     num_kv_heads: int
@@ -30,8 +30,8 @@ class KVCacheSpec:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, model: ModelConfig, dtype: torch.dtype) -> KVCacheSpec:
-        return cls(model.num_layers, model.num_kv_heads, model.head_dim, dtype)
+    def of(cls, model: ModelConfig, dtype: torch.dtype, num_ranks: int = 1) -> KVCacheSpec:
+        return cls(model.num_layers, max(1, model.num_kv_heads // num_ranks), model.head_dim, dtype)
 
     @property
     def bytes_per_token(self) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from minivllm import attention
 from minivllm.config import EngineConfig
 from minivllm.engine.step import PlanRow, StepPlan, StepResult
+from minivllm.layers.parallel import ALONE, Ranks, building_for
 from minivllm.models import ModelConfig, model_class
 from minivllm.sampling_params import SamplingParams
 from minivllm.weights.checkpoint import Checkpoint
@@ -29,18 +30,18 @@ from minivllm.worker.sampler import SamplingBatch, sample
 
 
 class ModelRunner:
-    """Loads the model on construction; `allocate` then makes the pool. `execute` runs steps until `close`."""
+    """Loads the model, or one rank's part of it, on construction; `allocate` then makes the pool. `execute` runs steps until `close`."""
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, ranks: Ranks = ALONE):
+        self.ranks = ranks
         self.device = select_device(config.device)
         self.model_config = ModelConfig.from_dict(checkpoint.config, checkpoint.generation_config)
         cls = model_class(self.model_config.architecture)
         config.check_positions(self.model_config.max_positions)
         self.dtype = select_dtype(config.dtype, self.device, self.model_config.dtype)
-        model = self.model_config
-        self.backend, self.backend_reason = attention.select(config.attention_backend, self.device, self.dtype,
-                                                             (model.num_heads, model.num_kv_heads, model.head_dim), config.block_size)
-        self.spec = KVCacheSpec.of(self.model_config, self.dtype)
+        self.spec = KVCacheSpec.of(self.model_config, self.dtype, ranks.size)
+        shape = (self.model_config.num_heads // ranks.size, self.spec.num_kv_heads, self.spec.head_dim)
+        self.backend, self.backend_reason = attention.select(config.attention_backend, self.device, self.dtype, shape, config.block_size)
         self.model: nn.Module | None = None
         self.pool: KVCachePool | None = None
         self.graphs: DecodeGraphs | None = None
@@ -58,7 +59,7 @@ class ModelRunner:
 
     @on_its_device
     def _load(self, cls: type, config: EngineConfig, checkpoint: Checkpoint) -> None:
-        with self.device, _default_dtype(self.dtype):
+        with self.device, _default_dtype(self.dtype), building_for(self.ranks):
             self.model = cls(self.model_config)
         if config.load_format == "dummy":
             randomize(self.model)

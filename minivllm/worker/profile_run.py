@@ -38,6 +38,7 @@ class Profile:
 def profile_run(runner: ModelRunner, config: EngineConfig, max_num_batched_tokens: int, block_size: int, gpu_memory_utilization: float) -> Profile:
     """Run the largest steps and capture the largest graph, over a pool of one block that is gone afterwards. Only on a GPU."""
     fitting = num_blocks_that_fit(runner.spec.bytes_per_token * block_size, runner.device, gpu_memory_utilization)  # at most
+    fitting = runner.ranks.smallest(fitting)  # ranks take the same steps
     positions = max(2, min(config.max_model_len or runner.model_config.max_positions, fitting * block_size))
     num_tokens = max(config.max_num_batched_tokens or max_num_batched_tokens, config.max_num_seqs or 1)
     num_rows = min(config.max_num_seqs or DEFAULT_MAX_NUM_SEQS, num_tokens)
@@ -90,7 +91,7 @@ def _graph_bytes(runner: ModelRunner, num_rows: int, most_blocks: int, block_siz
     for some in ([sizes[-1]], [sizes[0]]):
         kept.append(DecodeGraphs.capture(runner.model, runner.backend, batch, some))
         readings.append(free())
-        if kept[-1] is None:  # which was said
+        if runner.ranks.smallest(int(kept[-1] is not None)) == 0:  # which was said
             return None
     largest, smallest = (max(0, before - after) for before, after in zip(readings, readings[1:]))
     logits = sum(sizes[:-1]) * runner.model_config.vocab_size * runner.dtype.itemsize
