@@ -18,7 +18,7 @@
 # %% [markdown]
 # **You will build** a scheduler: static batches first, then one that decides in every step who computes how many tokens, and that agrees with the package's to the token.
 #
-# **You will learn** why a batch that waits for its slowest member, or until it is full, wastes most of a GPU; what a token budget is; why a long prompt makes everybody else
+# **You will learn** why a batch that waits for its slowest member, or until it is full, leaves much of a GPU idle; what a token budget is; why a long prompt makes everybody else
 # stutter, and how cutting it into chunks cures that; and how a well-meant policy lets one request wait for ever.
 #
 # **You need** prefill and decode: a prompt's tokens are computed together, then one token in each step (notebook 02).
@@ -92,8 +92,7 @@ report("static", static(answers, 8), 8)
 #
 # ## 2. Worse: waiting until the batch is full
 #
-# On a server requests come one by one, and somebody must decide when a batch is to start. A batcher that can be found in a published article takes eight as soon as eight are there, which makes the best of each
-# step. Eleven people ask, one in each step:
+# On a server requests come one by one, and somebody must decide when a batch is to start. A batcher of a kind that articles show takes eight as soon as eight are there, which makes the best of each step. Eleven people ask, one in each step:
 
 # %%
 class Batcher:
@@ -134,7 +133,7 @@ print("still waiting after 100,000 steps:", list(batcher.queue))
 # row 2    C C C . . . . . .             C C C E E .
 # ```
 #
-# A row that becomes free is taken in the next step by whoever waits. This is **continuous batching**, or iteration-level scheduling, as the paper says that proposed it (Orca: Yu and others, OSDI 2022).
+# A row that becomes free is taken in the next step by whoever waits. This is **continuous batching**, or iteration-level scheduling, in the paper that proposed it (Orca: Yu and others, OSDI 2022).
 
 # %%
 def continuous(answers, rows):
@@ -151,7 +150,7 @@ report("continuous", continuous(answers, 8), 8)
 lanes.figure({"static": static(answers, 8), "continuous": continuous(answers, 8)}, rows=8)
 
 # %% [markdown]
-# The bars are requests, hatched is idle. The little that stays idle is at the end, when nobody waits any more.
+# Bars are requests, hatched is idle. What stays idle is at the end, when nobody waits any more.
 #
 # ## 4. Build it
 #
@@ -176,7 +175,7 @@ for n in (1, 16, 64, 128, 256, 1024, 4096):
 #
 # A request has tokens, some of which are computed. What it lacks is computed next: a whole prompt at first, one token in decode. The scheduler need not know which of the two. In each step:
 #
-# 1. Everybody who runs gets one token: nobody stalls.
+# 1. Everybody who runs gets one token: nobody stalls. (The budget is never smaller than the number of rows.)
 # 2. What is left of the budget goes to those who run and lack more, the oldest first.
 # 3. What is still left admits those who wait, in their order, while a row is free. The last prompt is cut where the budget ends, and goes on in the next step: a **chunk**.
 
@@ -245,7 +244,7 @@ for step, plan in enumerate(run_ours(arrivals, rows=3, budget=8)):
 #
 # ## 5. The same answer? The package's engine
 #
-# The package's loop is the one above: `Scheduler.schedule()` gives a plan, a runner computes it, `Scheduler.update()` takes the result in. We put a recorder in front of the runner. It works with the model's runner, and with
+# The package's loop is the one above: `Scheduler.schedule()` gives a plan, a runner computes it, `Scheduler.update()` takes the result in. We put a recorder in front of the runner. It works with the model's, and with
 # `NoModel`, which answers token 7 to everything.
 
 # %%
@@ -337,6 +336,7 @@ def prefill_first(running, waiting, budget):
     prompts = [seq for seq in running if seq.num_uncomputed_tokens > 1]
     for seq in [*prompts, *waiting]:
         yield seq, budget
+    # the scheduler admits while we yield, so `status` now tells whether it took one
     if not prompts and all(seq.status is SequenceStatus.WAITING for seq in waiting):  # none was admitted
         for seq in running:
             yield seq, 1
@@ -375,8 +375,8 @@ print("the same answers three times:", answers_of[0] == answers_of[1] == answers
 
 
 # %% [markdown]
-# The batch of each step, hatched where it is prefill. Prompts first: two steps without a decode, so A, B and C stand still for both, and with more newcomers for longer. Together, every step
-# has their decodes, but they come out at the end of a long step. In chunks no step has more than 16 tokens.
+# The batch of each step, hatched where it is prefill. Prompts first: two steps without a decode, so A, B and C stand still for both (96 + 48 + 5 = 149 tokens), and with more newcomers for longer. Together, every step
+# has their decodes, but at the end of a long step. In chunks no step has more than 16 tokens.
 
 # %%
 def batches(engine):  # -> prefill and decode tokens of each step
@@ -410,7 +410,7 @@ sketch.lines(range(2, 15), curves, x="token of A's answer", y="milliseconds sinc
 
 # %% [markdown]
 # The gap is a **decode stall**, and the reader sees it: text that stops. Cutting prompts so that decodes can ride along in each step is **chunked prefill** (Sarathi: Agrawal and others, 2023; Sarathi-Serve,
-# OSDI 2024). It costs D some waiting, and the prompt's K/V are read again for each chunk. In return the budget is a dial: longest gap against first token.
+# OSDI 2024). It costs D some waiting, and the prompt's K/V are read again for each chunk. The budget is a dial: longest gap against first token.
 #
 # ## 7. Watch it
 #
@@ -429,12 +429,13 @@ sequences = serve(engine, [(0, words[:10], 9), (1, words[20:64], 3), (2, words[5
 timeline.figure()
 
 # %% [markdown]
-# A gets its token in every step, whatever comes. B's prompt of 44 tokens goes in beside it, as 15, 15 and 14, and C gets what B leaves. D and E wait until a row is free.
+# In a cell, D is a decode. A gets its token in every step. B's prompt of 44 tokens goes in beside it, as 15, 15 and 14, and C gets what B leaves. D and E wait until a row is free.
 #
 # ## 8. Measure: many requests
 #
-# A laptop cannot serve thousands of users, but it can simulate them: the real engine, scheduler and block manager, over a runner that only moves a clock on, by what each step would take on a T4 by its
-# datasheet. Requests come at random, 2 or 6 a second on average, with the lengths of `lengths.json`; 32 rows. TTFT is the time to the first token; "p95" is what 95 of 100 requests do not exceed.
+# Thousands of users can be simulated: the real engine, scheduler and block manager, over a runner that only moves a clock on, by what each step would take on a T4 by its
+# datasheet. Requests come at random, 2 or 6 a second on average, with the lengths of `lengths.json`; 32 rows. TTFT is the time to the first token, the longest gap that between two
+# tokens of a request. Both are medians; "p95" is what 95 of 100 requests do not exceed.
 #
 # Predict for 2 a second. A static batch lasts as long as its longest answer, nearly always 512 steps of about 8 ms (5.4 for the weights, the rest for K/V): 4 s. Who comes in the middle waits for half of that, 2 s, before anything happens. Waiting until
 # 32 are there takes 16 s, so half of that, 8 s. With continuous batching the wait is the rest of one step and one's own prefill: some 10 ms.
@@ -455,7 +456,7 @@ for rate in (2, 6):
 # as fast as it is asked.
 #
 # Second, the dial. Prompts of up to 4,000 tokens, 4 a second. Predict from section 4: a step of 4,096 tokens takes 112 ms, one of 1,024 takes 29, one of 256 takes 8. These should be the longest gaps, with something
-# on top for attention, which was left out. Shorter is better, then. Or is there a budget that is too small?
+# on top for attention, which was left out. Is there a budget that is too small?
 
 # %%
 requests = poisson_requests(200, rate=4, prompt=(16, 4000), output=(16, 128))
@@ -518,14 +519,14 @@ check.idle_share(idle_share_solution)
 # ### Exercise 2: short prompts first, and nobody starves (medium, 25 minutes)
 #
 # Write `policy(running, waiting, budget)`. It returns, or yields, pairs `(sequence, most tokens)` in the order in which they are to be served; the scheduler stops when the budget is used up, and stops admitting at the
-# first that does not fit. `running` is a tuple of sequences, the oldest first; `waiting` a queue of them, only to be looked at.
+# first that does not fit. `running` is a tuple of sequences, the oldest first; `waiting` a queue of them, only to be looked at. Either may be empty.
 #
 # - Each sequence that runs gets a token in each step; what is left of the budget is used.
 # - Of those who wait, shorter prompts go first; equal ones in the order in which they came.
 # - Nobody starves: a long prompt gets its turn although shorter ones keep coming. A step of waiting should count for 1 to 10 tokens of prompt.
 #
-# Of a sequence you may use `num_prompt_tokens`, `num_uncomputed_tokens`, and `arrival_time`: in the check and in the optional cell that is the number of the step in which it came. You may use
-# `first_come_first_served`, whose code is in section 5: what waits is only another order of `waiting` to it.
+# Of a sequence you may use `num_prompt_tokens`, `num_uncomputed_tokens` (what it lacks), and `arrival_time`: in the check and the optional cell, the number of the step in which it came. You
+# may use `first_come_first_served` (section 5) with another order of `waiting`.
 #
 # Example: prompts of 30, 10 and 20 tokens came in one step: they start as 10, 20, 30. Had the one of 30 come 25 steps before the others, it would go first.
 #
@@ -569,7 +570,7 @@ plug_policy.policy(policy, llm, [(step, words[7 * n:8 * n], 4) for step, n in pr
 # return first_come_first_served(running, [seq for seq in waiting if fits(seq)], budget)
 # ```
 #
-# In a benchmark the throughput rose. Give arrivals under which one request starves: at least 8 that come in later steps are started before it. (Fewer would be mere delay. With 8 a ninth would do the same.)
+# (`blocks` is the block manager.) In a benchmark the throughput rose. Give arrivals under which one request starves: at least 8 that come in later steps are started before it. (Fewer would be mere delay.)
 #
 # `arrivals` is a list of `(step, prompt tokens, answer tokens)` in the order of the steps, at most 64. There are 8 blocks of 4 tokens, four rows, and a budget of 64. Build it in code if you like:
 # `[(0, 4, 8)] + [(i, 4, 8) for i in range(1, 5)]`.
@@ -595,7 +596,7 @@ check.break_it("whoever_fits", arrivals=stream)
 # - Everybody who runs gets a token in each step, and prompts are cut to what is left of the budget. The budget trades the longest gap against the first token.
 # - A policy that reorders must let what waits grow older, and must not pass over what does not fit.
 #
-# A new rung: eight sequences in a step, so each reading of the weights serves eight tokens. It is the first one that reads fewer bytes for a token.
+# A new rung: eight sequences a step, so each reading of the weights serves eight tokens. It is the first that reads fewer bytes for a token.
 
 # %% tags=["nbval-ignore-output"]
 from minivllm.teach import ladder
@@ -612,6 +613,6 @@ llm.close()
 # %% [markdown]
 # **How vLLM does it.** `vllm/v1/core/sched/scheduler.py`: `schedule()` serves the running requests first, then admits from the queue (`request_queue.py` has first come, first served and priority) while tokens are left in the budget, and `update_from_output()`
 # takes the results in. Its first version (V0) computed prompts first; V1 has no phases, and chunked prefill is on by default. Its budget is `max_num_batched_tokens`, as here; `long_prefill_token_threshold` limits the chunk of a
-# single prompt as well. It ages nothing under its priority policy, so a stream of urgent requests can starve the others there.
+# single prompt as well. It ages nothing under its priority policy, so a stream of urgent requests can starve the others.
 #
 # **Next:** 07 asks what happens when the blocks run out in the middle.

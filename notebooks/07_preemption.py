@@ -58,10 +58,11 @@ encode = llm.tokenizer.encode
 # %% [markdown]
 # ## 1. The problem, measured
 #
-# An engine with a paged cache reserves nothing for the tokens to come (in notebook 02, reserving for `max_tokens` left 56% of the reserved slots empty). So it starts more requests than it
+# An engine with a paged cache reserves nothing for the tokens to come (in notebook 02, reserving for `max_tokens` left 56% of the slots empty half-way
+# through an answer). So it starts more requests than it
 # could carry to their ends, and hopes that some end before others grow. Here that hope fails: four requests of 8, 12, 6 and 10 tokens, each to be answered with 16.
 #
-# `fresh` makes an engine over the loaded model, with a pool and bookkeeping of its own. `run` takes requests to their ends.
+# `fresh` makes an engine over the loaded model, with bookkeeping of its own; it uses only the first `num_blocks` blocks of the model's pool. `run` takes requests to their ends.
 
 # %%
 def fresh(num_blocks, caching=False, **limits):
@@ -116,7 +117,7 @@ print("the same tokens:", [a.token_ids for a in squeezed] == [b.token_ids for b 
 
 # %% [markdown]
 # Nobody got an error and nobody got another answer. D and C lost all that was computed for them, waited until A and B had ended, and came back with a longer prompt: their own and what they
-# had already written. **A preempted request loses its K/V, never its tokens.** The price is 34 tokens computed twice, and 25 steps for 16.
+# had already written. **A preempted request loses its K/V, never its tokens.** The price is 34 tokens computed twice, and 25 steps in place of 16.
 #
 # ## 2. The idea, drawn
 #
@@ -251,7 +252,7 @@ class ByHand(Pool):
 
 
 # %% [markdown]
-# Two requests as drawn, with answers of 8 tokens. The columns are block tables:
+# Two requests as drawn, with answers of 8 tokens. The drawing shows a step's beginning; the lines show its end, when each that ran has a token more:
 
 # %%
 requests = [Request("A", 5, 8), Request("B", 6, 8)]
@@ -332,7 +333,7 @@ print("section 1 by hand:", both(16, 4, [(8, 16), (12, 16), (6, 16), (10, 16)])[
 # - **Other policies.** With priorities a newer request may already be in the step's plan when it loses its blocks; its tokens then leave the plan.
 # - **The prefix cache.** Full blocks that are given back can still be found, until they are reused. A preempted request looks for its own.
 #
-# Its last point makes preemption cheaper, as the next section shows.
+# The last of these makes preemption cheaper, as the next section shows.
 #
 # ## 7. Watch it: a pool under pressure
 #
@@ -359,7 +360,7 @@ print("the same tokens:", [a.token_ids for a in found] == [b.token_ids for b in 
 view.figure(steps=[7, 13, 15, 16])
 
 # %% [markdown]
-# The same steps in time: X from the step in which a request loses its blocks, a number where a prompt (or what was lost) is computed.
+# The same steps in time: D in a cell is a decode, X stands from the step in which a request loses its blocks, a number where a prompt (or what was lost) is computed.
 
 # %%
 TimelineView(view.trace).figure()
@@ -459,8 +460,8 @@ for name, manager in rules.items():
 
 # %% [markdown]
 # The prompt needs 40 blocks; the others hold 39 of 80 after their own prompts, and grow. *First chunk* lets it in again and again: some of its chunks are computed, the pool is full, it
-# is the newest, it loses all. That costs as much as 14 such prompts, to end three steps earlier. *All tokens* lets it in once, into the last free blocks, and the next
-# growth of the others throws it out. With the reserve it waits until it can stay. Now the 64 requests, in pools of different size:
+# is the newest, it loses all. That costs as much as 14 such prompts, to end three steps earlier. *All tokens* lets it in too early once: it takes 40 of the 41
+# free blocks, and the second block that the others need throws it out. With the reserve it waits until it can stay. Now the 64 requests, in pools of different size:
 
 # %%
 import json

@@ -136,7 +136,7 @@ for options, out in zip(temperatures, ask([door] * 3, *temperatures, seed=1, max
 # %% [markdown]
 # ## 3. The naive version
 #
-# Take the five best tokens alone. Softmax, a running sum, one random number: the token in whose piece of the line from 0 to 1 the number falls.
+# Take the five best tokens alone. Softmax, a running sum, one random number: drawn is the token in whose piece of the line from 0 to 1 the number falls.
 
 # %%
 five = logits[best[:5]]
@@ -157,8 +157,8 @@ for u in (0.2, 0.5, 0.95):
     print(f"the number {u} falls to", repr(names[torch.searchsorted(ends, u, right=True)]))
 
 # %% [markdown]
-# top_p has one detail that many get wrong: **the token that crosses p is kept.** Without it the sum would not reach p, and where the best token alone is above p, nothing would
-# be left. So the question for each token is what those *before* it add up to:
+# top_p has one detail that many get wrong: **the token that crosses the limit is kept.** Without it the sum would not reach the limit, and where the best token alone is above it,
+# nothing would be left. So the question for each token is what those *before* it add up to. With top_p = 0.7:
 
 # %%
 before = ends - p
@@ -197,7 +197,7 @@ print("exact                ", rounded(p), "| chance alone stays below 9.5 in 95
 sampling_figures.counts(names[:5], p.tolist(), {name: share.tolist() for name, share in shares.items()})
 
 # %% [markdown]
-# All three draw from the same distribution; race and Gumbel are even the same draws, since the logarithm changes no order. What is saved? Count how often [B, V] numbers pass through memory, for 256 sequences and Qwen3's vocabulary:
+# All three draw from the same distribution; race and Gumbel are even the same draws, since the logarithm changes no order. What is saved? Count how often [B, V] numbers pass through memory, for 256 sequences, Qwen3's vocabulary and an H200, whose memory moves 4.8 TB/s:
 
 # %%
 one_pass = 256 * 151_936 * 4  # bytes, float32
@@ -227,8 +227,8 @@ print("alone, and behind one other:  ", by_generator(0) == by_generator(1))
 
 # %% [markdown]
 # A generator for each request would help, but then every row is a draw of its own, one after the other. Better: random numbers that are a *function*. Philox scrambles a counter with a key, ten
-# times over; the same counter and key give the same words, in any order, on any device. The key is the request's seed; the counter holds the token, the position, and the answer's number among its
-# siblings (section 7):
+# times over; the same counter and key give the same words, in any order, on any device. The key is the request's seed (a request without one gets a random one from the engine); the counter holds the number of
+# a group of four tokens, which share a call's four words, then the position, and the answer's number among its siblings (section 7):
 
 # %%
 from minivllm.kernels.philox import philox_4x32
@@ -300,8 +300,8 @@ for temperature in (0.5, 1.0, 1.5):
     print(f"temperature {temperature}: top_p = 0.6 keeps {after:3} tokens; {if_first} if it came first")
 
 # %% [markdown]
-# **Penalties** change the logits of what was said. presence subtracts once, frequency as many times as it was said, repetition divides (positive logits) or multiplies (negative
-# ones), and counts the prompt too. They work with greedy as well. The loop from section 1:
+# **Penalties** change the logits of what was said. presence subtracts its value once, frequency as many times as the token was said; repetition divides (positive logits) or
+# multiplies (negative ones), and looks at the prompt's tokens too. They work with greedy as well. The loop from section 1:
 
 # %%
 penalties = [{"presence_penalty": 1.0}, {"frequency_penalty": 1.0}, {"repetition_penalty": 1.2}]
@@ -309,7 +309,7 @@ for options, out in zip(penalties, ask([market] * 3, *penalties, temperature=0, 
     print(options, out["text"], sep="\n    ")
 
 # %% [markdown]
-# All three break the loop. presence and frequency part where "I" would come for the third time: presence counts it once, frequency twice. Each also punishes "the" and the full stop, so less is better.
+# All three break the loop. presence and frequency part where "I" would come for the third time: presence counts it once, frequency twice. Each also punishes "the" and the full stop, so small values do.
 #
 # **Allowed tokens** make a classifier of any model, in one line: two tokens may come, one is to be written. **Log probabilities** say how sure it is; they are those of the raw logits, so the % below are of all tokens, not of the two. (`logit_bias` is the soft form: 2 added to a logit makes its token e² = 7.4 times as likely, against any other.)
 
@@ -333,8 +333,9 @@ quiz = "Q: What is the capital of Italy?\nA: Rome\nQ: What is the capital of Spa
 full_stop = encode(".")
 endings = [{"stop": "of bread"}, {"stop": "ad. I'"}, {"stop_token_ids": full_stop}, {},
            {}, {"min_tokens": 6}, {"ignore_eos": True}]
-for options, out in zip(endings, ask([market] * 4 + [quiz] * 3, *endings, temperature=0, max_tokens=8)):
-    print(f"{options!s:26} {len(out['token_ids'])} tokens, {out['finish_reason']:6}", repr(out["text"]))
+outputs = ask([market] * 4 + [quiz] * 3, *endings, temperature=0, max_tokens=8)
+for text, options, out in zip(["market"] * 4 + ["quiz"] * 3, endings, outputs):
+    print(f"{text:6} {options!s:25}{len(out['token_ids'])} tokens, {out['finish_reason']:6}", repr(out["text"]))
 
 
 # %% [markdown]
@@ -384,7 +385,7 @@ display(view)
 four = [leader, *leader.options.siblings]
 
 # %% [markdown]
-# Two moments: B, C and D arrive; and the last step with all four. 17 blocks are in use, 32 would be without sharing.
+# Two moments: B, C and D arrive; and the last step with all four. 17 blocks are in use; without sharing 4 × 8 = 32 would be.
 
 # %%
 for seq in four:
@@ -402,7 +403,7 @@ from minivllm.bench.scheduler import NoModel
 from minivllm.config import EngineConfig
 
 
-def most_blocks(n, P, A, S, sharing):  # counted in the engine
+def most_blocks(n, P, A, S, sharing):  # counted after each step, when who ended has given back its blocks
     config = EngineConfig(block_size=S, num_kv_blocks=2000, max_model_len=4096, max_num_batched_tokens=8192,
                           max_num_seqs=64, enable_prefix_caching=sharing)
     engine, most = Engine(config, NoModel(), vocab_size=1000), 0
@@ -557,7 +558,8 @@ check.break_it("noise_by_place", first=[(7, 6)], second=[(3, 6), (7, 6)])
 #
 # - Temperature changes a distribution; top_k, top_p and min_p cut its tail. The token that crosses p stays.
 # - argmax(logits / temperature + Gumbel noise) is a draw: one pass, no softmax, no waiting host.
-# - Noise is a function of seed, answer and position. No batch, chunk or preemption can change an answer.
+# - Noise is a function of seed, answer and position: no batch, chunk or preemption can change it. (An answer may still change where a
+#   GPU, in another batch, rounds two nearly equal logits the other way.)
 # - n answers share the prompt's full blocks: ⌊P / S⌋ of them once, not n times.
 #
 # The ladder gets no rung here: sampling adds time to a step and takes none away.

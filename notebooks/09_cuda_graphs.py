@@ -74,7 +74,8 @@ print(*graph_figures.kernels(figures), sep="\n")
 graph_figures.layers(figures)
 
 # %% [markdown]
-# Eleven kernels: 36 us of work in 614 us. Number 7 runs for 1.1 us, then nothing happens for 40.
+# Eleven kernels: 36 us of work in 614 us. Number 7 runs for 1.1 us, then nothing happens for 40. (`nvjet` is a matrix product of cuBLAS;
+# 8 and 9 are one product. In the graph 3 starts beside 2 and waits for it, as the package asks.)
 #
 # ## 2. The idea, drawn
 #
@@ -121,7 +122,7 @@ with Recorder() as recorder:
 print("recorded:", [str(call[0]) for call in recorder.calls], y.tolist())
 
 # %% [markdown]
-# New input goes *into the tensor that was recorded*, and the result appears *in the tensor that came out*. Nobody passes anything.
+# New input goes *into the tensor that was recorded*, and the result appears *in the tensor that came out*.
 #
 # The package's `Tape` (`minivllm/teach/tape.py`) is this recorder with CUDA's prohibitions. `capture` gives a tape here and a real `torch.cuda.CUDAGraph` on a GPU; both print the same.
 
@@ -193,7 +194,7 @@ for name, run in asking.items():
 print(*graph_figures.errors(figures), sep="\n")
 
 # %% [markdown]
-# New memory is allowed, from a pool that belongs to the graph: its addresses are noted, so nobody else may have them. The graph keeps it as long as it lives.
+# New memory is allowed, from a pool that the graph keeps as long as it lives: its addresses are noted, so nobody else may have them.
 #
 # ## 5. A decode step of the real model
 #
@@ -335,7 +336,7 @@ runner.pool.bind(model, runner.backend)
 # %% [markdown]
 # ## 7. Padding
 #
-# We had three sequences and recorded four rows. The next cell prints the buffers: a column for each row of the batch, with its token id, position, slot and context length. The fourth is padding.
+# We had three sequences and recorded four rows. The next cell prints the buffers: a column for each row, with its token id, position, slot and context length. The fourth is padding.
 #
 # Its token, id 0, is computed like any other, written nowhere (slot -1) and attends to nothing (context 0). Its logits are never read.
 #
@@ -403,8 +404,8 @@ graph_figures.waiting(figures)
 # On the H200:
 #
 # - **A step is 5 to 14 times as fast.** At 8 rows 1,534 us instead of 22,074. The graph alone takes 1,243, against 1,122 of work: a gap of (1,243 - 1,122) / 315 = 0.4 us is left at each kernel.
-# - **What stays outside:** 65 us to fill the buffers, 226 us to draw the tokens and read them (65 + 1,243 + 226 = 1,534). Of 379 requests for memory 4 are left.
-# - **Padding is nearly free:** 33 rows take 1,526 us in a graph of 33 and 1,516 in one of 40. Matrix products work on tiles of rows anyway, and a row of padding reads no K/V.
+# - **What stays outside:** 65 us to fill the buffers, 226 us to send the graph, draw the tokens and read them (65 + 1,243 + 226 = 1,534). Of 379 requests for memory 4 are left.
+# - **Padding is nearly free:** 33 rows take 1,526 us in a graph of 33 and 1,516 in one of 40. Matrix products work on tiles of rows, and a row of padding reads no K/V.
 # - **The price** is 1.24 s at the start, and memory: of 832 MiB 670 are logits, since each graph keeps its own result. vLLM leaves the output layer outside of its graphs.
 #
 # ## 11. Fewer kernels: what fusion saves
@@ -444,7 +445,7 @@ print(*graph_figures.fusions(figures), "", *graph_figures.steps(figures, "unfuse
 #
 # ## 12. torch.compile
 #
-# `torch.compile` fuses a function's operations into Triton kernels of its own; the table shows how well. `LLM(torch_compile=True)` compiles the MLPs. Whole runs, with graphs:
+# `LLM(torch_compile=True)` compiles the MLPs. Whole runs, with graphs:
 
 # %% tags=["nbval-ignore-output"]
 print(*graph_figures.compiled(figures), *graph_figures.compiled_before(), sep="\n")
@@ -506,7 +507,7 @@ plug_graphs.pad_batch(pad_batch, llm, requests, params, eager)
 # %% [markdown] tags=["exercise-2-statement"]
 # ### Exercise 2: break it (medium, 10 minutes)
 #
-# This decoder records its step once. When some sequences end, `keep` moves the others up, so that the batch is dense again. Each sequence has a block of its own; the model is a toy of whole
+# The decoder printed below records its step once. When some sequences end, `keep` moves the others up, so that the batch is dense again. Each sequence has a block of its own; the model is a toy of whole
 # numbers that reads the block. Give lengths of answers (2 to 4 of them, 1 to 16 tokens each) for which somebody gets wrong tokens. Then say for which lengths nobody ever notices.
 #
 # <details><summary>Hint</summary>Which of the three buffers does the tape still read after `keep`? When is what it holds still true?</details>
@@ -561,7 +562,7 @@ check.fused_bytes(fused_bytes_solution)
 # - Padded rows have slot -1 and context 0, up to the next captured size.
 # - Fusion saves launches where rows are few and bytes where they are many. torch.compile does it for plain torch; where kernels are fused already it has nothing left to do.
 #
-# The ladder gets no rung here: on a CPU there are no launches to save.
+# No rung for the ladder: a CPU has no launches to save.
 
 # %%
 llm.close()

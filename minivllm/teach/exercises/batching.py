@@ -61,6 +61,15 @@ IDLE_SHARE = Exercise("idle_share", _idle_cases(), idle_share, kind="float", mis
     Mistake(lambda a, b: idle_share(a[:len(a) // b * b], b) if len(a) >= b else 0.0, "the last batch, which is not full, is left out: "
                 "range(0, "
             "len(answers), batch_size) begins it too"),
+    Mistake(lambda a, b: sum(len(x) * max(x) - sum(x) for x in _batches(a, b)) / _cells(a, b), "the rows that nobody took in the last "
+            "batch are among all cells, but not among the idle ones: such a row is idle for the whole batch"),
+    Mistake(lambda a, b: sum(len(x) * max(x) - sum(x) for x in _batches(a, b)) / sum(map(max, _batches(a, b))), "idle cells are divided by "
+            "steps: a step has batch_size cells, so divide by batch_size times the steps"),
+    Mistake(lambda a, b: 1 - sum(a) / (b * sum(x[0] for x in _batches(a, b))), "each batch ends with its first request here: it lasts as "
+            "long as the longest answer in it"),
+    Mistake(lambda a, b: idle_share(a[:b], b), "only the first batch is counted: is the return inside the loop?"),
+    Mistake(lambda a, b: idle_share(_batches(a, b)[-1], b), "only the last batch is counted: add up over all of them, and begin the sums "
+            "before the loop"),
     *(Mistake(lambda a, b, digits=digits: round(idle_share(a, b), digits), f"rounded to {digits} digits: do not round, return the share "
                 f"as it "
               "is") for digits in (1, 2, 3)),
@@ -113,6 +122,28 @@ def _sorts_pairs(running: Any, waiting: Any, budget: int) -> Iterable[tuple[Sequ
     return first_come_first_served(running, [seq for _, seq in ranked], budget)
 
 
+def _whole_prompts(running: Any, waiting: Any, budget: int) -> Iterator[tuple[Sequence, int]]:
+    yield from first_come_first_served(running, (), budget)
+    left = budget - len(running)
+    for seq in sorted(waiting, key=lambda seq: len(seq) + 2 * seq.arrival_time):
+        if len(seq) <= left:
+            left -= len(seq)
+            yield seq, len(seq)
+
+
+def _begins_with_one_token(running: Any, waiting: Any, budget: int) -> Iterator[tuple[Sequence, int]]:
+    yield from first_come_first_served(running, (), budget)
+    yield from ((seq, 1) for seq in sorted(waiting, key=lambda seq: len(seq) + 2 * seq.arrival_time))
+
+
+def _best_alone(running: Any, waiting: Any, budget: int) -> Iterable[tuple[Sequence, int]]:
+    return first_come_first_served(running, sorted(waiting, key=lambda seq: len(seq) + 2 * seq.arrival_time)[:1], budget)
+
+
+def _looks_into_an_empty_queue(running: Any, waiting: Any, budget: int) -> Iterable[tuple[Sequence, int]]:
+    return first_come_first_served(running, [min(waiting, key=len)], budget)
+
+
 def _spends_nothing_left(running: Any, waiting: Any, budget: int) -> Iterable[tuple[Sequence, int]]:
     queue = sorted(waiting, key=lambda seq: len(seq) + 2 * seq.arrival_time)
     return [*((seq, 1) for seq in running), *((seq, budget) for seq in queue)]
@@ -132,12 +163,19 @@ POLICY_MISTAKES: list[tuple[Callable, str]] = [
     (_ranked(lambda seq: len(seq) + 1000 * seq.arrival_time), "is worth so much that"),
     (_ranked(lambda seq: (len(seq), -seq.arrival_time)), "the one that came later goes first"),
     (_ranked(lambda seq: len(seq) + 0.001 * seq.arrival_time), "its rank must get better while it waits"),
+    (_ranked(lambda seq: len(seq) + 0.5 * seq.arrival_time), "count for 1 to 10 tokens"),
     (_ranked(lambda seq: (len(seq) + 2 * seq.arrival_time, -seq.seq_id)), "equal ranks keep the order"),
     (_waiting_first, "took the whole budget"),
     (_only_waiting, "name what runs as well"),
     (_one_token_each, "what is left of the budget"),
     (_spends_nothing_left, "what is left of the budget"),
     (_only_running, "name what waits, too"),
+    (_whole_prompts, "does not fit into the budget"),
+    (_begins_with_one_token, "not with one token"),
+    (_best_alone, "name all that wait"),
+    (_looks_into_an_empty_queue, "is empty in some steps"),
+    (lambda running, waiting, budget: first_come_first_served(running, waiting[:1], budget), "[*waiting]"),
+    (lambda running, waiting, budget: [(seq, budget) for seq in running + waiting], "[*running, *waiting]"),
     (_pops, "`waiting` belongs to the scheduler"),
     (_sorts_in_place, "sorted(waiting, key=...) makes a new list"),
     (_sorts_pairs, "compares the sequences themselves"),

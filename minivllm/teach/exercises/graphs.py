@@ -65,6 +65,20 @@ def _unfilled(buffer: Tensor, columns: Tensor, sizes: list[int]) -> int:
     return size
 
 
+def _slot_alone(buffer: Tensor, columns: Tensor, sizes: list[int]) -> int:
+    old = buffer.clone()
+    size = pad_batch(buffer, columns, sizes)
+    buffer[[0, 1, 3], columns.shape[1]:size] = old[[0, 1, 3], columns.shape[1]:size]
+    return size
+
+
+def _four_rows(buffer: Tensor, columns: Tensor, sizes: list[int]) -> int:
+    size = next(size for size in sizes if size >= len(columns))
+    buffer[:, :len(columns)] = columns
+    buffer[:, len(columns):size] = PADDING[:, None]
+    return size
+
+
 def _cut_off(buffer: Tensor, columns: Tensor, sizes: list[int]) -> int:
     return pad_batch(buffer, columns[:, :sizes[-1]], sizes)
 
@@ -105,6 +119,10 @@ PAD_BATCH = Exercise("pad_batch", [
             "the embedding). Only the slot is -1"),
     Mistake(_pads(_column(0, 0, -1, 1)), "the padding has context length 1: it would read a slot that is not its own. 0: it reads nothing"),
     Mistake(_pads(_column(0, 0, -1, -1)), "the padding has context length -1: a row that reads nothing has 0"),
+    Mistake(_pads(_column(0, 0, 0, -1)), "-1 stands in the wrong row: ids, positions, slots, context lengths, so slots are row 2"),
+    Mistake(_slot_alone, "only the slot of the padding is set: its context length is still an old row's, so it would attend to that row's "
+            "tokens. All four numbers: (0, 0, -1, 0)"),
+    Mistake(_four_rows, "len(columns) is 4, the kinds of numbers: a sequence is a column, so B is columns.shape[1]", same_text=True),
     Mistake(_pads(lambda columns: columns[:, -1:]), "the padding repeats the last row: it would write that row's slot once more, at the "
             "same "
             "moment. Its slot must be -1 and its context 0"),
@@ -119,6 +137,7 @@ PAD_BATCH = Exercise("pad_batch", [
             "captured"),
     Mistake(_pads(until=lambda size, most: most), "the whole buffer is filled, behind the graph's size too: that is work for nothing, "
             "fill columns B to size - 1"),
+    Mistake(_pads(until=lambda size, most: min(size + 1, most)), "one column too many: the slice B:size ends before size"),
     Mistake(_pads(returns=lambda n, size: n), "the buffer is right, but you return how many rows are real: return the size of the graph"),
     Mistake(_pads(returns=lambda n, size: size - n), "the buffer is right, but you return how many rows are padding: return the size of "
             "the graph"),
@@ -173,6 +192,8 @@ FUSED_BYTES = Exercise("fused_bytes", [
     _plain([[1, 0, 0, 0], [1, 1, 0, 0]], [[0, 1, 0, 0], [0, 0, 1, 0]], [50, 20, 30, 70], [0, 0, 1, 1], "both operations read the first; "
         "nobody touches the last"),
     _chain(1, 3), _chain(2, 5, shared=True), _chain(3, 6), _chain(4, 4, shared=True),
+    _plain([[1, 0, 0, 0], [0, 1, 0, 0]], [[0, 1, 1, 0], [0, 0, 0, 1]], [60, 40, 24, 40], [0, 0, 0, 1], "the third is made, and nobody "
+        "wants it"),
     _plain([[0, 1, 1, 0, 0], [0, 1, 0, 1, 0]], [[0, 0, 0, 1, 0], [0, 0, 0, 0, 1]], [10, 36, 20, 44, 28], [0, 0, 0, 0, 1],
            "nobody touches the first"),
 ], fused_bytes, kind="int", mistakes=[
@@ -193,6 +214,20 @@ FUSED_BYTES = Exercise("fused_bytes", [
     Mistake(_of(lambda reads, writes, kept: (reads.any(0) & ~writes.any(0)) | kept), "`kept` may name a tensor that no operation here "
             "makes: write only what is made "
             "and kept"),
+    Mistake(_of(lambda reads, writes, kept: ~writes.any(0) | kept), "a tensor that no operation touches is counted: an input is what some "
+            "operation reads"),
+    Mistake(_of(lambda reads, writes, kept: reads.any(0) ^ writes.any(0)), "what is made and read again inside cancels out, even where it "
+            "is `kept`: that one is written once. And what is made for nobody is not written"),
+    Mistake(_of(lambda reads, writes, kept: reads[0].int() + (writes.any(0) & kept).int()), "only the first operation's inputs are read: "
+            "later ones bring inputs of their own"),
+    Mistake(_of(lambda reads, writes, kept: reads[0].int() + writes[-1].int()), "only what the first reads and the last writes is counted: "
+            "others read inputs too, and may make what is `kept`"),
+    Mistake(_of(lambda reads, writes, kept: (reads.any(0) & ~writes.any(0)) | (writes.any(0) & (kept | ~reads.any(0)))), "what nobody "
+            "reads and nobody keeps is written here: write only what is `kept`"),
+    Mistake(lambda reads, writes, sizes, kept: 2 * fused_bytes(reads, writes, sizes, kept), "twice as much: the sizes are bytes already, "
+            "not numbers of 16 bit"),
+    Mistake(lambda reads, writes, sizes, kept: int(sizes[(reads.any(1) & ~writes.any(1)) | (writes.any(1) & kept)].sum()), "dim=1 asks of "
+            "each operation: dim=0 asks of each tensor whether some operation reads or writes it", same_text=True),
     Mistake(lambda reads, writes, sizes, kept: int(((reads.any(0) & ~writes.any(0)) | (writes.any(0) & kept)).sum()), "that is how many "
             "tensors move: add up "
             "their sizes"),

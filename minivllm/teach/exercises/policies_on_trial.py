@@ -20,7 +20,8 @@ from minivllm.teach.stub import NOT_ATTEMPTED, is_stub, not_attempted, returned_
 #: (what came out, what was wanted, the likely cause), or None where all is well.
 Finding = Optional[tuple[str, str, str]]
 _NAME_RUNNING = "name what runs as well as what waits, in every step"
-_NAME_WAITING = "name what waits, too, or nobody is ever admitted"
+_NAME_WAITING = ("name what waits, too, or nobody is ever admitted; a prompt that does not fit into the budget as well: the scheduler "
+                 "cuts it")
 
 
 class PolicyProblem(Exception):
@@ -112,6 +113,18 @@ def _spends(record: Record, checked: Checked) -> Finding:
     return f"the prompt of 60 tokens is computed in {needed} steps", "4 steps: the budget is 16, and the other request needs 1", cause
 
 
+def _starts_all(record: Record, checked: Checked) -> Finding:
+    """Requests that fit into the first step together are computed in it."""
+    first = record.plans[0] if record.plans else {}
+    if first == dict.fromkeys(range(4), 3):
+        return _ends(record, checked)
+    cause = ("name all that wait, not the best one alone: the scheduler stops by itself when the budget, the rows or the blocks are used "
+             "up" if len(first) < 4 else "name what waits with the budget, or with what it lacks, and not with one token: else the budget "
+             "is not used")
+    got = f"step 0 computes {sum(first.values())} tokens, of {len(first)} {'request' if len(first) == 1 else 'requests'}"
+    return got, "12 tokens, 3 of each of the 4: there are 4 rows, and the budget is 16", cause
+
+
 def _order(wanted: list[int], causes: dict[tuple[int, ...], str], otherwise: str) -> Callable[[Record, Checked], Finding]:
     def judge(record: Record, checked: Checked) -> Finding:
         if not record.finished:
@@ -129,8 +142,7 @@ def _nobody_starves(record: Record, checked: Checked) -> Finding:
     if before <= _STREAM // 2:
         return None
     cause = ("a long prompt must not wait for as long as short ones come: its rank must get better while it waits, or, which is the "
-             "same, that of "
-             "later ones worse: add something for each step of seq.arrival_time")
+             "same, that of later ones worse: let each step of seq.arrival_time count for 1 to 10 tokens")
     got = f"request 1 starts in step {record.first_step(1)}, after {before} later ones"
     return got, f"its turn after at most {_STREAM // 2} of {_STREAM}", cause
 
@@ -157,7 +169,7 @@ TRIALS = [
                  "among requests that came together the shorter prompt goes first"), max_num_seqs=1),
     Trial("four equal prompts, come together", [(0, 4, 6), *[(1, 12, 2)] * 4],
           _order([0, 1, 2, 3, 4], {}, "equal ranks keep the order in which they came: sorted() does that by itself, if the key is the "
-                                      "rank alone"),
+                                      "rank alone, and reads no clock"),
           max_num_seqs=1),
     Trial("two equal prompts, one step apart", [(0, 4, 6), (1, 12, 2), (2, 12, 2)],
           _order([0, 1, 2], {(0, 2, 1): _LATER_FIRST}, "first come, first served among equal ones"), max_num_seqs=1),
@@ -167,6 +179,7 @@ TRIALS = [
                  "the short prompt goes first"), max_num_seqs=1),
     Trial(f"a prompt of 60 tokens, and a prompt of 4 in each of the next {_STREAM} steps", [(0, 4, 2), (0, 60, 2),
           *[(step, 4, 1) for step in range(1, _STREAM + 1)]], _nobody_starves, max_num_seqs=1),
+    Trial("four prompts of 3 tokens, come together", [(0, 3, 2)] * 4, _starts_all),
     Trial("40 requests at random steps", _random_arrivals(), _all_ends, max_num_seqs=5, budget=12),
 ]
 
@@ -200,6 +213,11 @@ _ADVICE = {
     "'<' not supported": "two ranks are equal, so sorting compares the sequences themselves: sort sequences with key=, not pairs of "
                          "rank and "
                          "sequence",
+    "pop from an empty": "`waiting` belongs to the scheduler, and is empty in some steps: only look at it, as in `for seq in waiting`",
+    "index out of range": "`running` or `waiting` is empty in some steps, so it has no first element then: loop over it instead",
+    "empty": "`running` or `waiting` is empty in some steps, and has no smallest or largest then: give min() and max() a default",
+    "not 'slice'": "`waiting` is a queue and cannot be sliced: [*waiting] makes a list of it",
+    "can only concatenate": "`running` is a tuple and `waiting` a queue: [*running, *waiting] joins them",
     "no attribute 'sort'": "`waiting` is a queue of the scheduler's: sorted(waiting, key=...) makes a new list",
 }
 

@@ -102,6 +102,14 @@ FIRST_PREEMPTION = Exercise("first_preemption", _first_preemption_cases(), _aske
             "blocks"),
     Mistake(_until(lambda p, t, n, s: len(p) * -(-t // s) > n), "the prompts take blocks too: a request with t tokens of answer holds "
             "prompt + t"),
+    Mistake(_until(lambda p, t, n, s: sum(-(-x // s) + -(-t // s) for x in p) > n), "prompt and answer are rounded up apart: an answer "
+            "goes on in the prompt's last block, so round up prompt + t"),
+    Mistake(_until(lambda p, t, n, s: sum(round((x + t) / s) for x in p) > n), "round() goes to the nearest number: a block that holds "
+            "one token is a block, so round up, -(-tokens // block_size)"),
+    Mistake(lambda p, n, s: (n - _blocks(p, 0, s)) * s // len(p), "only the blocks that are free at the start are shared out: answers also "
+            "fill the prompts' last blocks, and no two requests share a block. Count blocks for prompt + t"),
+    Mistake(lambda p, n, s: min(-x % s for x in p) + 1, "that is when the first request needs a further block: nobody is preempted as "
+            "long as one is free. Add up the blocks of all requests and compare with num_blocks"),
     Mistake(lambda p, n, s: len(p) * first_preemption(p, n, s), "that is the tokens of all answers together: the question is how many each "
             "request has"),
     Mistake(_until(lambda p, t, n, s: _blocks(p, t, s) + len(p) > n), "a block is kept free for each request: that is the rule for "
@@ -159,6 +167,10 @@ MAY_ADMIT = Exercise("may_admit", [Case(dict(zip(("num_free_blocks", "candidate_
           "each"),
     _rule(_wrong_rule(lambda t, r, s: -(-t // s) + r * s), "the reserve is counted in tokens and the rest in blocks: one block for each "
           "that runs"),
+    _rule(_wrong_rule(lambda t, r, s: -(-t // s) + min(r, 1)), "one block is kept for all that run together: keep one for each, "
+          "num_running blocks"),
+    _rule(_wrong_rule(lambda t, r, s: -(-t // s) * (r + 1)), "the candidate's blocks are counted once for each that runs: those that run "
+          "have theirs already, and need one more each. Add num_running"),
     _rule(_wrong_rule(lambda t, r, s: 1 + r), "one block is not enough to begin with: a request admitted for its first block is "
           "preempted in the "
           "middle of its prompt. All of its tokens must fit"),

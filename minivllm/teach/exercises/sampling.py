@@ -74,6 +74,22 @@ def _all_equals(probabilities: Tensor, p: float) -> Tensor:
     return probabilities >= probabilities[top_p_keep(probabilities, p)].min()
 
 
+def _higher_ids(probabilities: Tensor, p: float) -> Tensor:
+    """Sorted from the least likely one: of equals the higher ids come last, and are kept."""
+    ordered, order = probabilities.sort(stable=True)
+    dropped = ordered.cumsum(0) <= 1 - p
+    dropped[-1] = False
+    return ~torch.zeros_like(dropped).scatter(0, order, dropped)
+
+
+def _shifted_in_place(probabilities: Tensor, p: float) -> Tensor:
+    ordered, order, total = _sorted(probabilities)
+    dropped = total > p
+    dropped[1:] = dropped[:-1]
+    dropped[0] = False
+    return ~torch.zeros_like(dropped).scatter(0, order, dropped)
+
+
 def _probability_case(values: list[float], p: float, note: str = "") -> Case:
     return Case({"probabilities": torch.tensor(values), "p": p}, note)
 
@@ -118,6 +134,12 @@ TOP_P_KEEP = Exercise("top_p_keep", [
             "tail is kept and the best is dropped: sort(descending=True)"),
     Mistake(_by(lambda x, total, p: total > p, one=False, descending=False), "sorted from the least likely one, a token is to be "
             "dropped while the sum up to it is at most 1 - p, not p"),
+    Mistake(_higher_ids, "of equals the higher ids are kept: sorted from the least likely one, they come last. Sort with descending=True "
+            "and stable=True, and drop what has p or more before it"),
+    Mistake(_shifted_in_place, "the slice is written while it is read, and torch refuses: mask[1:] = mask[:-1].clone(). Or shift nothing, "
+            "and compare cumsum - probability", same_text=True),
+    Mistake(lambda q, p: top_p_keep(q.softmax(0), p), "these are probabilities already: a second softmax makes them more alike, so more "
+            "tokens are kept"),
     Mistake(lambda q, p: q >= p, "each token's own probability is compared with p: it is the sum over the more likely tokens that "
             "counts"),
     Mistake(lambda q, p: q >= 1 - p, "each token's own probability is compared with 1 - p: it is the sum over the more likely tokens "
@@ -159,6 +181,16 @@ def _probabilities(logits: Tensor, token_ids: list[int], penalty: float) -> Tens
     return _on(logits.softmax(0), token_ids, lambda x: x / penalty)
 
 
+def _float_index(logits: Tensor, token_ids: list[int], penalty: float) -> Tensor:
+    seen = torch.tensor(token_ids)
+    logits[seen] = torch.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+    return logits
+
+
+def _each_time(logits: Tensor, token_ids: list[int], penalty: float) -> Tensor:
+    return logits - penalty * torch.bincount(torch.tensor(token_ids, dtype=torch.int64), minlength=len(logits))
+
+
 def _logits_case(values: list[float], token_ids: list[int], penalty: float, note: str = "") -> Case:
     return Case({"logits": torch.tensor(values), "token_ids": token_ids, "penalty": penalty}, note)
 
@@ -188,6 +220,9 @@ REPETITION_PENALTY = Exercise("repetition_penalty", [
             "is frequency_penalty"),
     Mistake(lambda x, ids, f: _on(x, ids, lambda x: x - f), "the penalty is subtracted, as presence_penalty is: this one divides or "
             "multiplies"),
+    Mistake(_each_time, "the penalty is subtracted once for each time, as frequency_penalty is: this one divides or multiplies, once"),
+    Mistake(lambda x, ids, f: _float_index(x.clone(), ids, f), "an empty list becomes a float32 tensor, which cannot be an index: "
+            "torch.tensor(token_ids, dtype=torch.int64)", same_text=True),
     Mistake(lambda x, ids, f: torch.where(x > 0, x / f, x * f), "every token is penalised: only those in token_ids are"),
     Mistake(lambda x, ids, f: repetition_penalty(x, ids[-1:], f), "only the last token is penalised: all of token_ids are"),
     Mistake(lambda x, ids, f: repetition_penalty(x, list(range(min(len(set(ids)), len(x)))), f), "the positions in token_ids are "
