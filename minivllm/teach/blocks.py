@@ -10,7 +10,7 @@ from typing import Any
 from minivllm.teach import groups
 from minivllm.teach.captions import caption, count
 from minivllm.teach.history import Frame, SequenceFrame
-from minivllm.teach.scene import (WIDTH, Box, Label, Scene, colour_of, cut, cut_front, fit_sentences, fitting_size, in_layers, swatches,
+from minivllm.teach.scene import (WIDTH, Box, Label, Scene, add_heading, colour_of, cut, cut_front, fitting_size, in_layers, swatches,
                                    text_width)
 from minivllm.teach.view import View
 
@@ -39,10 +39,7 @@ class BlockView(View):
     def draw(self, frame: Frame) -> Scene:
         words, totals = caption(frame), _totals(frame)
         scene = Scene(WIDTH, 0, alt=f"Step {frame.step}. {' '.join(words)} In all: {totals}.")
-        scene.add(Label(0, 18, f"Step {frame.step}", 17, bold=True),
-                  Label(WIDTH, 18, f"{len(frame.pool.owners):,} blocks of {count(frame.block_size, 'token')}", 14, "end", quiet=True))
-        for index, line in enumerate(fit_sentences(words, 15, WIDTH, 2)):
-            scene.add(Label(0, 42 + 20 * index, line, 15))
+        add_heading(scene, f"Step {frame.step}", f"{len(frame.pool.owners):,} blocks of {count(frame.block_size, 'token')}", words)
         y = 76.0
         if len(self.shown) > _MAX_CELLS:
             grid, legend = groups.grid(self, frame), groups.legend(self)

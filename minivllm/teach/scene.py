@@ -161,6 +161,13 @@ def in_layers(scene: Scene) -> None:
     scene.items.sort(key=lambda item: (2, "") if isinstance(item, Label) else (0, "") if item.border != "none" else (1, item.fill or ""))
 
 
+def add_heading(scene: Scene, title: str, aside: str, sentences: list[str]) -> None:
+    """The top of a view, 76 high: a title, something quiet at the right, and below as many of `sentences` as two lines hold."""
+    scene.add(Label(0, 18, title, 17, bold=True), Label(WIDTH, 18, aside, 14, "end", quiet=True))
+    for index, line in enumerate(fit_sentences(sentences, 15, WIDTH, 2)):
+        scene.add(Label(0, 42 + 20 * index, line, 15))
+
+
 def swatches(entries: Iterable[tuple[Box, str]], width: float = WIDTH, size: int = 13) -> Scene:
     """A legend: each box with its meaning beside it, in as many rows as it takes."""
     scene, x, y = Scene(width, 24), 0.0, 0.0

@@ -6,7 +6,7 @@ from typing import Any
 
 from minivllm.teach.captions import caption, count
 from minivllm.teach.history import Frame
-from minivllm.teach.scene import WIDTH, Box, Label, Scene, colour_of, cut, fit_sentences, in_layers, swatches
+from minivllm.teach.scene import WIDTH, Box, Label, Scene, add_heading, colour_of, cut, in_layers, swatches
 from minivllm.teach.view import View
 
 _MOST_BLOCKS, _MOST_SLOTS = 24, 16  # what can be read
@@ -31,10 +31,7 @@ class SlotView(View):
     def draw(self, frame: Frame) -> Scene:
         words, mapping = caption(frame), slot_mapping(frame)
         scene = Scene(WIDTH, 0, alt=f"Step {frame.step}. {' '.join(words)} {self._told(frame, mapping)}")
-        scene.add(Label(0, 18, f"Step {frame.step}", 17, bold=True),
-                  Label(WIDTH, 18, f"{count(len(frame.written), 'block')} of {count(frame.block_size, 'slot')}", 14, "end", quiet=True))
-        for index, line in enumerate(fit_sentences(words, 15, WIDTH, 2)):
-            scene.add(Label(0, 42 + 20 * index, line, 15))
+        add_heading(scene, f"Step {frame.step}", f"{count(len(frame.written), 'block')} of {count(frame.block_size, 'slot')}", words)
         grid = self._grid(frame, {slot for slots in mapping.values() for slot in slots})
         scene.place(grid, 0, 76)
         y = 76 + grid.height + 24
