@@ -40,6 +40,7 @@ class EngineConfig:
     policy: who is served first: "fcfs", "priority", "shortest_first", "longest_hit_first", or a function (see engine/policies.py).
     enforce_eager: no CUDA graphs and no torch.compile. torch_compile: compile the parts of the model that are plain torch.
     tensor_parallel_size: how many processes, one a GPU, share the model (see worker/parallel_runner.py).
+    overlap_chunk_size: tokens; what the ranks add up is computed in chunks of so many, each added up during the next one. None: whole.
     load_format: "auto", or "dummy" for random weights: a directory with a config.json is then enough.
     """
 
@@ -61,11 +62,13 @@ class EngineConfig:
     torch_compile: bool = False
     load_format: str = "auto"
     tensor_parallel_size: int = 1
+    overlap_chunk_size: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)  # the dataclass is frozen
-        for name in ("block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "max_num_queued_requests", "tensor_parallel_size"):
+        for name in ("block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "max_num_queued_requests",
+                     "tensor_parallel_size", "overlap_chunk_size"):
             if (value := getattr(self, name)) is not None:
                 put(name, require_int(_OWNER, name, value, 1))
         if self.max_model_len is not None:

@@ -9,7 +9,7 @@ import torch
 from minivllm import LLM, SamplingParams
 from minivllm.worker.profile_run import largest_steps
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.gpu(alone=True)
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 SMALL = 64 << 10  # bytes
 

@@ -12,7 +12,7 @@ import torch
 from minivllm import LLM, SamplingParams
 from minivllm.worker.crew import RankError
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
+pytestmark = [pytest.mark.gpu(alone=True), pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
 SHAPE = dict(hidden_size=256, num_attention_heads=8, num_key_value_heads=2, intermediate_size=512, head_dim=32)
 SETTINGS = dict(device="cuda", dtype="float32", num_kv_blocks=64, block_size=16, max_model_len=250, max_num_seqs=8)
 PROMPTS = [list(range(3, 40)), [5, 6, 7], list(range(3, 30)) + [80], list(range(50, 95))]
@@ -46,6 +46,15 @@ def test_two_gpus_give_the_tokens_of_one(directory, backend, eager):
         in_graphs = llm.runner.everywhere(rank_probes.num_replays)
         assert all(in_graphs) if llm.runner.wants_graphs(llm.config) else not any(in_graphs)
     assert not children()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16])
+def test_sums_beside_the_computation_give_the_tokens_of_one(directory, chunk):
+    """Chunks so small that every step has several; some end in the graphs."""
+    with LLM(directory, **SETTINGS) as llm:
+        want = tokens(llm)
+    with LLM(directory, tensor_parallel_size=2, overlap_chunk_size=chunk, **SETTINGS) as llm:
+        assert tokens(llm) == want and tokens(llm) == want
 
 
 def test_the_pool_is_sized_by_the_rank_with_the_least_room(directory):

@@ -55,7 +55,7 @@ def run(engine, prompts=PROMPTS, params=GREEDY):
                                           *((family, 4) for family in ("llama-biased", "llama-no-gqa", "qwen2-tied", "qwen3"))])
 def test_greedy_tokens_are_those_of_transformers_with_hits_chunks_and_preemptions(family, size, tmp_path):
     reference = GreedyReference(tiny_models.save(family, tmp_path, **shape_of(family)))
-    runner = ThreadRunner(tmp_path, size)
+    runner = ThreadRunner(tmp_path, size, overlap_chunk_size=3 if size == 4 else None)
     try:
         engine = runner.engine(**SETTINGS)
         for prompt, tokens in zip(PROMPTS, run(engine)):
@@ -395,6 +395,34 @@ def test_a_group_in_bfloat16_and_float16_adds_and_gathers(directory):
             assert all(x.tolist() == [[3.0, 3.0]] for x in runner.all(lambda rank: runner.groups[rank].all_reduce(torch.full((1, 2), rank + 1.0, dtype=dtype))))
             gathered = runner.all(lambda rank: runner.groups[rank].all_gather(torch.full((2, 1), float(rank), dtype=dtype)))
             assert all(x.tolist() == [[0.0, 1.0], [0.0, 1.0]] for x in gathered)
+    finally:
+        runner.close()
+
+
+def test_sums_in_chunks_start_before_the_product_has_ended_and_equal_the_whole(directory):
+    runner = ThreadRunner(directory, 2, overlap_chunk_size=4)
+    seen = [[], []]
+
+    def on_rank(rank):
+        group, x = runner.groups[rank], torch.arange(22.0).view(11, 2)
+        start = group._start_all_reduce
+
+        def product(rows):
+            seen[rank].append(f"product of {len(rows)}")
+            return rows * (rank + 1)
+
+        def started(part):
+            seen[rank].append(f"sum of {len(part)}")
+            return start(part)
+
+        group._start_all_reduce = started
+        return group.sum_of(product, x), group.sum_of(product, x[:4]), group.sum_of(product, x[:0])
+
+    try:
+        for some, few, none in runner.all(on_rank):
+            assert torch.equal(some, 3 * torch.arange(22.0).view(11, 2)) and torch.equal(few, some[:4]) and none.shape == (0, 2)
+        for events in seen:
+            assert events[:6] == ["product of 4", "sum of 4", "product of 4", "sum of 4", "product of 3", "sum of 3"] and events[6] == "product of 4"
     finally:
         runner.close()
 

@@ -54,6 +54,11 @@ def all_reduces(runner: Any, shapes: list[tuple[int, int]], count: int) -> list[
     return rows
 
 
+def set_overlap(runner: ModelRunner, chunk_size: int | None) -> None:
+    """From now on sums over the ranks are made in chunks of so many tokens. Runs on every rank."""
+    runner.ranks.overlap_chunk_size = chunk_size
+
+
 @torch.inference_mode()
 def time_all_reduce(runner: ModelRunner, shape: tuple[int, int], count: int, repeats: int = 9) -> float:
     """Seconds of one all-reduce: on a GPU `count` of them in a graph, as in a decode. Runs on every rank alike."""

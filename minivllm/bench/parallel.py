@@ -2,7 +2,8 @@
 
 For a model shape with random weights: whether the greedy tokens are those of one GPU (float32), decode steps a second for some batch sizes
 with graphs and eager, one all-reduce against its prediction (the latency of the smallest one, and its bytes at the bandwidth of a large
-one), what the message of a step costs the host, and how long the ranks take to start, to close, and to be missed when one is killed.
+one), a prefill with its all-reduces beside the computation and without, what the message of a step costs the host, and how long the ranks
+take to start, to close, and to be missed when one is killed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from minivllm.bench.communication import all_reduces, in_a_step, wire_cost
+from minivllm.bench.communication import all_reduces, in_a_step, set_overlap, wire_cost
 from minivllm.llm import LLM
 from minivllm.sampling_params import SamplingParams
 
@@ -39,7 +40,7 @@ _PROMPT, _ANSWER = 128, 128  # tokens of a request in the throughput part
 
 def measure(shape: str, sizes: list[int], batches: list[int], device: str, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     """All parts for one shape, on each number of GPUs in `sizes`."""
-    result: dict[str, Any] = {"shape": shape, "greedy": [], "throughput": [], "all_reduce": [], "in_a_step": [], "life": [], "wire": wire_cost(max(batches))}
+    result: dict[str, Any] = {"shape": shape, "greedy": [], "throughput": [], "all_reduce": [], "in_a_step": [], "prefill": [], "life": [], "wire": wire_cost(max(batches))}
     with model_directory(shape) as directory:
         result["greedy"] = greedy(directory, sizes, device)
         say(f"{shape}: greedy tokens equal one GPU's: {[row['equal'] for row in result['greedy']]}")
@@ -56,6 +57,10 @@ def measure(shape: str, sizes: list[int], batches: list[int], device: str, round
                 for row in rows["all_reduce"]:
                     say(f"  {size} GPU  all-reduce of {row['rows']:4d} rows: {row['us']:.1f} us, predicted {row['predicted_us']:.1f}; "
                         f"{row['count']} a step: {row['step_ms']:.2f} ms")
+            result["prefill"] += prefill(directory, size, device, rounds)
+            for row in result["prefill"]:
+                if row["ranks"] == size:
+                    say(f"  {size} GPU  prefill of {row['tokens']} tokens, sums in chunks of {row['overlap_chunk_size']}: {row['ms']:.1f} ms")
             if size > 1:
                 result["life"].append(life(directory, size, device))
                 say(f"  {size} GPU  {result['life'][-1]}")
@@ -141,6 +146,27 @@ def _decoding(llm: LLM, count: int, number: int) -> list[Any]:
     while any(seq.num_generated_tokens == 0 for seq in requests):
         llm.engine.step()
     return requests
+
+
+def prefill(directory: str, size: int, device: str, rounds: int) -> list[dict[str, Any]]:
+    """Milliseconds of a step of 8 new prompts: sums over the ranks after each product, and beside it in chunks; in turns, medians."""
+    length = 1024 if device != "cpu" else 64
+    chunks = [None, *(8 * length // parts for parts in (2, 4, 8))] if size > 1 else [None]
+    times: dict[int | None, list[float]] = {chunk: [] for chunk in chunks}
+    with LLM(directory, device=device, load_format="dummy", tensor_parallel_size=size, max_num_seqs=8, max_num_batched_tokens=8 * length,
+             max_model_len=length + 1, num_kv_blocks=8 * (length // 16 + 1), block_size=16, enforce_eager=True, enable_prefix_caching=False) as llm:
+        for number in range(rounds + 2):  # two that do not count
+            for chunk in chunks:
+                if size > 1:
+                    llm.runner.everywhere(set_overlap, chunk)
+                for ids in prompts(8, length, llm.model_config.vocab_size, seed=number):
+                    llm.engine.add(ids, SamplingParams(temperature=0, max_tokens=1))
+                begin = time.perf_counter()
+                llm.engine.step()
+                times[chunk].append(1e3 * (time.perf_counter() - begin))
+                assert not llm.engine.has_unfinished_requests()
+    return [{"ranks": size, "tokens": 8 * length, "overlap_chunk_size": chunk, "ms": statistics.median(found[2:]), "all_ms": found[2:]}
+            for chunk, found in times.items()]
 
 
 def life(directory: str, size: int, device: str) -> dict[str, float | str]:

@@ -42,7 +42,7 @@ class RowParallelLinear(Linear):
         super().__init__(part.size, out_features, bias, {"": part})
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.ranks.all_reduce(linear(x, self.weight, self.bias if self.ranks.rank == 0 else None))
+        return self.ranks.sum_of(lambda rows: linear(rows, self.weight, self.bias if self.ranks.rank == 0 else None), x)
 
 
 class MergedColumnParallelLinear(ColumnParallelLinear):

@@ -6,7 +6,7 @@ How ranks talk is `worker/distributed.py`'s business. Built in notebook 10.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -26,6 +26,10 @@ class Ranks:
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of every rank's x, on every rank; x may be overwritten."""
         return x
+
+    def sum_of(self, product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """The sum of every rank's product(x) [T, n], on every rank. Row by row: product(x)[t] depends on x[t] alone."""
+        return self.all_reduce(product(x))
 
     def all_gather(self, x: Tensor) -> Tensor:
         """[R, n] of each rank -> [R, size * n], rank 0's columns first."""

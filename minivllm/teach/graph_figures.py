@@ -74,7 +74,7 @@ def captures(found: Found) -> Iterator[str]:
 
 def _all_logits(every: list[dict[str, Any]]) -> str:
     rows, vocab = sum(one["size"] for one in every), MODEL["vocab_size"]
-    return f"logits of every size: {rows:,} rows x {vocab:,} numbers of 2 bytes = {2 * rows * vocab / 2**20:,.0f} MiB"
+    return f"logits of every size would be {rows:,} rows x {vocab:,} numbers of 2 bytes = {2 * rows * vocab / 2**20:,.0f} MiB more"
 
 
 def paddings(found: Found) -> Iterator[str]:

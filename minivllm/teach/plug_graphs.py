@@ -49,10 +49,6 @@ def _with(fn: Callable) -> type[TapeGraphs]:
             size = int(_call(fn, f"(it was given {count} rows)", self.buffer, columns, list(self.sizes)))
             batch.columns[:, :size].copy_(self.buffer[:3, :size])
             batch.contexts[:size].copy_(self.buffer[3, :size])
-            graph, logits = self.graphs[size]
-            graph.replay()
-            self.num_replays += 1
-            self.num_padded_rows += size - count
-            return logits[:count]
+            return self.replay(size, count)
 
     return PaddedGraphs

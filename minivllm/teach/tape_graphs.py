@@ -55,8 +55,8 @@ class TapeGraphs(DecodeGraphs):
     def _capture_one(self, size: int, pool: object) -> object:
         tape = Tape()
         with tape:
-            logits = self.forward(size)
-        self.graphs[size] = (tape, logits)
+            hidden = self.forward(size)
+        self.graphs[size] = (tape, hidden)
         return pool
 
 

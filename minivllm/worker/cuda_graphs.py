@@ -2,7 +2,8 @@
 
 A decode of a small model is some three hundred launches of a few microseconds each; the host cannot send them as fast as the GPU does
 them. A graph fixes every address and every shape, so there is one for each of a few batch sizes, over the same buffers, and a batch is
-padded to the next size. Whatever asks the host or depends on its data stays outside: building the batch, and drawing the tokens.
+padded to the next size. Whatever asks the host or depends on its data stays outside: building the batch, and drawing the tokens. So does
+the output layer: one launch, whose logits [size, V] every graph would keep for itself.
 Built in notebook 09.
 """
 
@@ -32,7 +33,7 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """Graphs of `model` over the buffers of `batch`, for `sizes`. `logits` [size, V] of a graph are overwritten by its next replay."""
+    """Graphs of `model` over the buffers of `batch`, for `sizes`. A graph's hidden states [size, hidden] are overwritten by its next replay."""
 
     def __init__(self, model: nn.Module, backend: AttentionBackend, batch: DecodeBatch, sizes: list[int]):
         self.model, self.backend, self.batch, self.sizes = model, backend, batch, sizes
@@ -63,18 +64,21 @@ class DecodeGraphs:
         count = len(plan.rows)
         size = next(size for size in self.sizes if size >= count)
         self.batch.load(plan, size)
-        graph, logits = self.graphs[size]
+        return self.replay(size, count)
+
+    def replay(self, size: int, count: int) -> Tensor:
+        """Logits [count, V] of the buffers' first rows, by the graph of `size`."""
+        graph, hidden = self.graphs[size]
         graph.replay()
         self.num_replays += 1
         self.num_padded_rows += size - count
-        return logits[:count]
+        return self.model.compute_logits(hidden[:count])
 
     def forward(self, size: int) -> Tensor:
-        """What a graph holds: the model over the first `size` rows of the buffers, and their logits."""
+        """What a graph holds: the model over the first `size` rows of the buffers, up to their hidden states [size, hidden]."""
         metadata = self.batch.attention(size)
         metadata.plan = self.backend.prepare(metadata, [1] * size, [1] * size)
-        ids, positions = self.batch.columns[0, :size], self.batch.columns[1, :size]
-        return self.model.compute_logits(self.model(ids, positions, metadata))
+        return self.model(self.batch.columns[0, :size], self.batch.columns[1, :size], metadata)
 
     def _capture_one(self, size: int, pool: object) -> object:
         stream = _capture_stream(self.batch.device)
@@ -84,6 +88,6 @@ class DecodeGraphs:
         torch.cuda.current_stream(self.batch.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):  # other threads may go on
-            logits = self.forward(size)
-        self.graphs[size] = (graph, logits)
+            hidden = self.forward(size)
+        self.graphs[size] = (graph, hidden)
         return pool or graph.pool()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -34,10 +34,14 @@ class PeerLost(RuntimeError):
 
 
 class Group(Ranks):
-    """Rank `rank` of `size`. `connect` must come before the first step."""
+    """Rank `rank` of `size`. `connect` must come before the first step.
 
-    def __init__(self, rank: int, size: int):
-        self.rank, self.size = rank, size
+    overlap_chunk_size: tokens; sums of more are computed in chunks of so many, and a chunk is added up while the next one is computed.
+    """
+
+    def __init__(self, rank: int, size: int, overlap_chunk_size: int | None = None):
+        self.rank, self.size, self.overlap_chunk_size = rank, size, overlap_chunk_size
+        self._stream: torch.cuda.Stream | None = None  # of the sums that run beside a computation; on GPUs only
         self._backend: Any = None
         self._store: dist.Store | None = None  # at rank 0 its server, which must live as long as the group
         self._reduce, self._gather = dist.AllreduceOptions(), distributed_c10d.AllgatherOptions()
@@ -50,6 +54,7 @@ class Group(Ranks):
         self._store, self._device = store, device
         if device.type == "cuda":
             torch.cuda.set_device(device)
+            self._stream = torch.cuda.Stream(device, priority=-1)  # first in line when a processor becomes free
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = _TIMEOUT
             with _environment(_NO_WATCHDOG):
@@ -65,14 +70,47 @@ class Group(Ranks):
             raise PeerLost(f"{count:g} ranks of {self.size} took part in the first all-reduce")
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        self._wait_for([self._start_all_reduce(x)])
+        return x
+
+    def sum_of(self, product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        if self.overlap_chunk_size is None or len(x) <= self.overlap_chunk_size:
+            return super().sum_of(product, x)
+        parts, works = [], []
+        for rows in x.split(self.overlap_chunk_size):
+            parts.append(product(rows))
+            with self._beside():
+                works.append(self._start_all_reduce(parts[-1]))
+        self._wait_for(works)
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+        return torch.cat(parts)
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """What is started here waits for what was computed so far, and what is computed next does not wait for it."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def _start_all_reduce(self, x: Tensor) -> dist.Work | None:
         try:
-            work = self._backend.allreduce([x], self._reduce)
-            if work is not None:
-                work.wait()
+            return self._backend.allreduce([x], self._reduce)
+        except RuntimeError as error:
+            raise PeerLost(f"the all-reduce of rank {self.rank} failed: {error}") from error
+
+    def _wait_for(self, works: list[dist.Work | None]) -> None:
+        try:
+            for work in works:
+                if work is not None:
+                    work.wait()
         except RuntimeError as error:
             work = None  # a kept traceback must not keep the connections
+            works.clear()
             raise PeerLost(f"the all-reduce of rank {self.rank} failed: {error}") from error
-        return x
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Every rank gets all, though one would do: one collective of equal parts, which a CUDA graph can hold."""

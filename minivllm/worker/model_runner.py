@@ -139,8 +139,7 @@ class ModelRunner:
     def compute(self, plan: StepPlan) -> StepResult:
         """As `execute`, in the caller's own context."""
         if self.graphs is not None and len(plan.rows) <= self.graphs.sizes[-1] and is_decode(plan):
-            logits = self.graphs.run(plan)
-            return self._sample(plan.rows, logits, self.graphs.batch.sampling)
+            return self._sample(plan.rows, self.graphs.run(plan), self.graphs.batch.sampling)
         batch = build_batch(plan, self.block_size, self.backend, self.device)
         hidden = self.model(batch.input_ids, batch.positions, batch.attention)  # [T, hidden]
         last = hidden[batch.last_tokens]  # [B, hidden]

@@ -3,7 +3,7 @@
 To the engine it is a ModelRunner: it computes rank 0's part as one does, after telling the other ranks to do the same. The step goes to
 them as a message over a socket (worker/wire.py), not as a broadcast of the process group: a broadcast would need a second group on the
 CPU, could not be waited for beside a dying process, and is slower. Only rank 0 draws tokens; the next plan brings them to the others.
-All-reduces run in the stream of the layers between which they stand: they do not overlap with computation. Built in notebook 10.
+All-reduces run in the stream of the layers between which they stand, unless `overlap_chunk_size` says otherwise. Built in notebook 10.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ParallelRunner(ModelRunner):
         device = first_device(config.device, size, bool(launched))
         given = given_to_ranks(checkpoint, config, size)
         self._writer, self._leading, self._launched = PlanWriter(), True, bool(launched)
-        self.group = Group(0, size)
+        self.group = Group(0, size, config.overlap_chunk_size)
         self.crew = torchrun.join_as_rank_0() if launched else spawn(size)
         self.crew.on_failure = self.group.abort
         self._release = weakref.finalize(self, _release, self.crew, self.group, self._launched)  # if nobody closes it

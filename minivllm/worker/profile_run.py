@@ -71,9 +71,9 @@ def largest_steps(num_tokens: int, num_rows: int, positions: int, block_size: in
 
 
 def _graph_bytes(runner: ModelRunner, num_rows: int, most_blocks: int, block_size: int) -> int | None:
-    """Graphs share one memory, which the largest one fills, but each keeps its own logits; and each has a little more, which the smallest
+    """Graphs share one memory, which the largest one fills, but each keeps its own hidden states; and each has a little more, which the
 
-    one shows. None: capturing failed.
+    smallest one shows. None: capturing failed.
     """
     from minivllm.worker.cuda_graphs import DecodeGraphs, graph_sizes
     from minivllm.worker.decode_batch import DecodeBatch
@@ -94,5 +94,5 @@ def _graph_bytes(runner: ModelRunner, num_rows: int, most_blocks: int, block_siz
         if runner.ranks.smallest(int(kept[-1] is not None)) == 0:  # which was said
             return None
     largest, smallest = (max(0, before - after) for before, after in zip(readings, readings[1:]))
-    logits = sum(sizes[:-1]) * runner.model_config.vocab_size * runner.dtype.itemsize
-    return largest + logits + smallest * (len(sizes) - 1)
+    hidden = sum(sizes[:-1]) * runner.model_config.hidden_size * runner.dtype.itemsize
+    return largest + hidden + smallest * (len(sizes) - 1)

@@ -68,7 +68,7 @@ class Member:
             torch.set_num_threads(given["threads"])
         if (device := local_device(config.device, rank)).startswith("cuda"):
             torch.cuda.set_device(device)
-        self.group, self.reader = Group(rank, size), PlanReader()
+        self.group, self.reader = Group(rank, size, config.overlap_chunk_size), PlanReader()
         self.runner = RankRunner(replace(config, device=device), open_model(config.model), self.group)
 
     def connect(self, address: tuple[str, int] | str) -> None:
