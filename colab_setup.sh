@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up minivllm: in the running kernel's Python inside Colab, in .venv elsewhere.
+# Sets up minivllm: in the running kernel's Python inside Colab (and Kaggle), in .venv elsewhere.
 #
 # Inside Colab torch, triton, numpy and ipywidgets are never installed, upgraded or removed:
 # the running kernel may have loaded them, and Colab's builds fit its GPU and its page.
@@ -9,7 +9,7 @@ usage() {
   cat <<'TEXT'
 usage: bash colab_setup.sh demo                 make .venv, install, generate text on the CPU
        bash colab_setup.sh test [pytest args]   make .venv, install, run the tests and the notebooks
-       bash colab_setup.sh                      inside Colab: install into the running kernel's Python
+       bash colab_setup.sh                      inside Colab or Kaggle: install into the running kernel's Python
 
   MINIVLLM_TORCH_INDEX   address of PyTorch's index of CPU wheels, to skip the CUDA build (several GB)
   MINIVLLM_PYTHON        the Python to use (default: the first of python3, python3.11, ... in range)
@@ -175,6 +175,8 @@ except ModuleNotFoundError:
 PYTHON
 }
 
+in_kaggle() { [ -n "${KAGGLE_KERNEL_RUN_TYPE:-}" ]; } # Kaggle's notebooks say so; never tried there
+
 versions() { # "name==version" of each named package that is installed
   in_python - "$@" <<'PYTHON'
 import sys
@@ -309,6 +311,6 @@ case "${1:-}" in
   demo) demo ;;
   test) shift && run_tests "$@" ;;
   -h | --help) usage ;;
-  "") if in_colab; then colab; else usage >&2 && exit 2; fi ;;
+  "") if in_colab || in_kaggle; then colab; else usage >&2 && exit 2; fi ;;
   *) usage >&2 && exit 2 ;;
 esac

@@ -92,13 +92,13 @@ class Tokenizer:
     @classmethod
     def from_dir(cls, directory: str | Path) -> Tokenizer:
         """Read the tokenizer files of a model directory. Raises ValueError with the directory when there are none."""
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
         directory = Path(directory)
+        if (directory / "tokenizer.json").exists():
+            from transformers import PreTrainedTokenizerFast as reader
+        else:
+            from transformers import AutoTokenizer as reader  # not before it is needed: it imports a list of every model, which takes a while
         try:
-            if (directory / "tokenizer.json").exists():
-                return cls(PreTrainedTokenizerFast.from_pretrained(directory))
-            return cls(AutoTokenizer.from_pretrained(directory))
+            return cls(reader.from_pretrained(directory))
         except Exception as error:
             raise ValueError(f"no usable tokenizer in {directory}: {error}") from error
 

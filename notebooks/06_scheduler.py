@@ -88,7 +88,7 @@ report("static", static(answers, 8), 8)
 
 
 # %% [markdown]
-# The first request needed 8 steps, and its row stood empty for 504. Nothing was wrong with the GPU; it computed rows that nobody wanted.
+# The first request needed 8 steps, and its row stood empty for 504. The GPU computed rows that nobody wanted.
 #
 # ## 2. Worse: waiting until the batch is full
 #
@@ -117,8 +117,7 @@ print("still waiting after 100,000 steps:", list(batcher.queue))
 
 
 # %% [markdown]
-# The first one waited for the eighth. The last three wait for ever: nobody else comes tonight. The usual patch is a timeout ("eight, or 50 ms"), and then a lone user always
-# pays it, for company that does not come.
+# The first waited for the eighth. The last three wait for ever. The usual patch is a timeout ("eight, or 50 ms"), which a lone user always pays.
 #
 # ## 3. The idea, drawn: decide in every step
 #
@@ -294,9 +293,9 @@ for row in engine.runner.plans[1].rows:
 
 # %% [markdown]
 # A computes position 3, the token that step 0 gave it. B computes its first 7 positions, and nothing is sampled for it: in the middle of a prompt the next token is known. B has its block for 16 tokens
-# already; it is admitted only when all of its prompt fits.
+# already: only a prompt that fits whole is admitted.
 #
-# Is our scheduler the package's, then? Two hundred random workloads:
+# Is our scheduler the package's? Two hundred random workloads:
 
 # %%
 rng, same, steps, chunks = random.Random(0), 0, 0, 0
@@ -412,9 +411,12 @@ sketch.lines(range(2, 15), curves, x="token of A's answer", y="milliseconds sinc
 # The gap is a **decode stall**, and the reader sees it: text that stops. Cutting prompts so that decodes can ride along in each step is **chunked prefill** (Sarathi: Agrawal and others, 2023; Sarathi-Serve,
 # OSDI 2024). It costs D some waiting, and the prompt's K/V are read again for each chunk. The budget is a dial: longest gap against first token.
 #
+# On the H200 the dial ends early. Chunks of 2,048 tokens shorten the longest gap from 46 ms to 28, smaller ones no further: a step with a prompt in it is some 300 launches, which take this host over 20 ms. (Decodes alone are spared them:
+# notebook 09.)
+#
 # ## 7. Watch it
 #
-# The real engine, 24 blocks, three rows, a budget of 16. Five requests come one after the other. Above, who computes how much in each step; below, the blocks that they take. Move the slider back when it is over.
+# The real engine, 24 blocks, three rows, a budget of 16. Five requests come one after the other. Above, who computes how much in each step; below, the blocks that they take.
 
 # %%
 from minivllm.teach import BlockView, TimelineView
@@ -452,8 +454,7 @@ for rate in (2, 6):
         print(traffic.line(f"{mode}, {rate} a second", result.summary()))
 
 # %% [markdown]
-# The predictions hold. At 6 a second the static batches fall behind, and the waiting line grows as long as requests come: their idle cells are the capacity that is missing. `mixed`, the engine as it is, writes
-# as fast as it is asked.
+# The predictions hold. At 6 a second the static batches fall behind: their idle cells are the capacity that is missing. `mixed`, the engine as it is, writes as fast as it is asked.
 #
 # Second, the dial. Prompts of up to 4,000 tokens, 4 a second. Predict from section 4: a step of 4,096 tokens takes 112 ms, one of 1,024 takes 29, one of 256 takes 8. These should be the longest gaps, with something
 # on top for attention, which was left out. Is there a budget that is too small?
@@ -472,7 +473,7 @@ sketch.lines(budgets, curves, x="max_num_batched_tokens", y="milliseconds", log=
 
 # %% [markdown]
 # From 1,024 to 256 the longest gap shrinks to less than a third, and the first token comes hardly later. At 64 everybody waits at the door: 64 tokens every 9 ms are 7,100 a second, and 4 prompts of 2,000 tokens on average
-# are 8,000. Two hundred requests are too few to see how a waiting line grows. The same with 10,000, saved:
+# are 8,000. The same with 10,000 requests, which shows how a waiting line grows, saved:
 
 # %%
 print("\n".join(traffic.saved_lines()))

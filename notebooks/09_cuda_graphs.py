@@ -13,7 +13,7 @@
 #
 # Steps without launch overhead: capture, replay and padding.
 #
-# Previous: [08 Sampling](08_sampling.ipynb) ([in Colab](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/08_sampling.ipynb)) · Next: 10 Tensor parallelism (planned) · 70 minutes with the exercises · runs on a CPU, on Colab's free T4 and on larger GPUs
+# Previous: [08 Sampling](08_sampling.ipynb) ([in Colab](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/08_sampling.ipynb)) · Next: [10 Tensor parallelism](10_tensor_parallelism.ipynb) ([in Colab](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/10_tensor_parallelism.ipynb)) · 70 minutes with the exercises · runs on a CPU, on Colab's free T4 and on larger GPUs
 
 # %% [markdown]
 # **You will build** a recorder: it notes what a decode step does, operation by operation, and does it again on the same memory, without the Python in between. That is what a CUDA graph is; ours
@@ -56,7 +56,7 @@ runner, model = llm.runner, llm.runner.model
 # A GPU computes what the host asks for. The host asks by **launches**: start this kernel, with these addresses. A launch returns at once, and the kernel runs when the one before it has ended. So
 # host and GPU work side by side, and the slower one sets the pace.
 #
-# Which one is it in a decode step? A GPU's trace tells: a line for each kernel, with its start and its duration. The next cell takes one on this machine's GPU, or shows an H200's: a model of
+# Which one is it in a decode step? A GPU's trace tells. The next cell takes one on this machine's GPU, or shows an H200's: a model of
 # Qwen3-0.6B's shape with random weights, in the package's engine without graphs.
 
 # %% tags=["nbval-ignore-output"]
@@ -64,17 +64,18 @@ figures = graph_bench.measure() if torch.cuda.is_available() else graph_bench.sa
 print(*graph_figures.steps(figures), sep="\n")
 
 # %% [markdown]
-# On the H200 the GPU works for 5 to 15% of a step, and waits for the rest. At 8 rows the host takes 22,074 us for 315 kernels, 70 us each, for Python, torch, Triton and the driver. For 256 rows it takes as long,
-# though the GPU has 3,094 / 1,122 = 2.8 times as much to do. (Its time varies, 30 us a kernel at 1 row: that host is shared.) And 379 times a step torch is asked for memory.
+# On the H200 the GPU works for 4 to 13% of a step, and waits for the rest. At 8 rows the host takes 25,397 us for 315 kernels, 81 us each, for Python, torch, Triton and the driver. (That host is
+# shared.) For 256 rows it takes as long, though the GPU has 3,094 / 1,128 = 2.7 times as much to do. And 379 times a step torch is asked for memory.
+# (`copies`: what the GPU moves or clears without a kernel, memcpy and memset, such as the step's inputs on their way from the host.)
 #
-# One layer of that step, every kernel a box. (Below it the same layer in a graph, which comes later.)
+# One layer of that step, every kernel a box. (Below it, in a graph: later.)
 
 # %% tags=["nbval-ignore-output"]
 print(*graph_figures.kernels(figures), sep="\n")
 graph_figures.layers(figures)
 
 # %% [markdown]
-# Eleven kernels: 36 us of work in 614 us. Number 7 runs for 1.1 us, then nothing happens for 40. (`nvjet` is a matrix product of cuBLAS;
+# Eleven kernels: 36 us of work in 805 us. Number 7 runs for 1.1 us, then nothing happens for 55. (`nvjet` is a matrix product of cuBLAS;
 # 8 and 9 are one product. In the graph 3 starts beside 2 and waits for it, as the package asks.)
 #
 # ## 2. The idea, drawn
@@ -188,7 +189,7 @@ for name, run in asking.items():
         print(f"{name:25} {str(error).partition(': ')[2]}")
 
 # %% [markdown]
-# The last line is the way out: both branches computed, the choice made by numbers on the device. What CUDA itself says:
+# The last line is the way out: both branches computed, numbers on the device choose. What CUDA itself says:
 
 # %% tags=["nbval-ignore-output"]
 print(*graph_figures.errors(figures), sep="\n")
@@ -263,21 +264,21 @@ for name in ("columns", "contexts", "tables"):
     print(f"{name:9}", tuple(getattr(buffers, name).shape))
 
 
-def forward(size=4):  # logits of the buffers' first `size` rows
+def forward(size=4):  # hidden states of the buffers' first `size` rows
     metadata = buffers.attention(size)
     metadata.plan = backend.prepare(metadata, [1] * size, [1] * size)
-    return model.compute_logits(model(buffers.columns[0, :size], buffers.columns[1, :size], metadata))
+    return model(buffers.columns[0, :size], buffers.columns[1, :size], metadata)
 
 
 with torch.inference_mode(), Tape() as tape:
-    logits = forward()
-print("logits", tuple(logits.shape))
+    hidden = forward()
+print("hidden states", tuple(hidden.shape))
 
 
 # %% [markdown]
 # (Our tape runs what it records; a CUDA capture does not. So record with padding, which harms nobody.)
 #
-# Each step: fill the buffers, replay, read the logits. Drawing the token stays outside too: each request has its own parameters, and `tolist()` asks the device.
+# Each step: fill the buffers, replay, compute the logits, a number for each token of the vocabulary, which every graph would keep for itself. Drawing the token stays outside too: each request has its own parameters, and `tolist()` asks the device.
 
 # %%
 @torch.inference_mode()
@@ -293,7 +294,7 @@ def decode(step, num_tokens):  # step(plan) -> logits [3, V]
 def by_replay(plan):
     buffers.load(plan, 4)                             # in place
     tape.replay()
-    return logits[:3]
+    return model.compute_logits(hidden[:3])           # without the padding
 
 
 answers = decode(by_replay, 5)
@@ -309,9 +310,9 @@ seen = []
 
 
 def by_both(plan):
-    ours = by_replay(plan).clone()                    # the next replay overwrites it
-    seen.append(torch.equal(ours, forward()[:3]))
-    return ours
+    kept = by_replay(plan), hidden.clone()            # the next replay overwrites hidden
+    seen.append(torch.equal(kept[1], forward()))
+    return kept[0]
 
 
 print("bit for bit:", decode(by_both, 2) == [answer[:3] for answer in answers] and all(seen))
@@ -338,7 +339,7 @@ runner.pool.bind(model, runner.backend)
 #
 # We had three sequences and recorded four rows. The next cell prints the buffers: a column for each row, with its token id, position, slot and context length. The fourth is padding.
 #
-# Its token, id 0, is computed like any other, written nowhere (slot -1) and attends to nothing (context 0). Its logits are never read.
+# Its token, id 0, is computed like any other, written nowhere (slot -1) and attends to nothing (context 0). Its logits are never computed.
 #
 # A graph has one batch size. 256 graphs would never pad; one alone would nearly always compute rows for nobody. The package takes small steps where rows are few and larger ones where they are many:
 
@@ -357,7 +358,7 @@ for name, sizes in choices.items():
 # %% [markdown]
 # ## 8. The finished module
 #
-# `DecodeGraphs` in `minivllm/worker/cuda_graphs.py` is what we did, on a GPU. Its `run(plan)` picks the size, loads, replays, and returns the first rows of `logits`. What it adds:
+# `DecodeGraphs` in `minivllm/worker/cuda_graphs.py` is what we did, on a GPU. Its `run(plan)` picks the size, loads, replays, and computes the logits of the rows that are no padding. What it adds:
 #
 # - **Many graphs, one memory.** The largest is captured first, and the others use its pool: only one runs at a time. A run before each capture compiles kernels and makes the libraries' workspaces.
 # - **Only pure decodes.** A step with a prompt in it is eager: it has any number of tokens, and enough work for each launch.
@@ -403,10 +404,10 @@ graph_figures.waiting(figures)
 # %% [markdown]
 # On the H200:
 #
-# - **A step is 5 to 14 times as fast.** At 8 rows 1,534 us instead of 22,074. The graph alone takes 1,243, against 1,122 of work: a gap of (1,243 - 1,122) / 315 = 0.4 us is left at each kernel.
-# - **What stays outside:** 65 us to fill the buffers, 226 us to send the graph, draw the tokens and read them (65 + 1,243 + 226 = 1,534). Of 379 requests for memory 4 are left.
-# - **Padding is nearly free:** 33 rows take 1,526 us in a graph of 33 and 1,516 in one of 40. Matrix products work on tiles of rows, and a row of padding reads no K/V.
-# - **The price** is 1.24 s at the start, and memory: of 832 MiB 670 are logits, since each graph keeps its own result. vLLM leaves the output layer outside of its graphs.
+# - **A step is 6 to 14 times as fast.** At 8 rows 1,883 us instead of 25,397. The graph alone takes 1,178 of them, as long as the GPU works in an eager step, output layer and drawing included (1,128).
+# - **What stays outside:** 135 us to fill the buffers, 570 us to send the graph, compute the logits, draw the tokens and read them (135 + 1,178 + 570 = 1,883). Of 379 requests for memory 5 are left.
+# - **Padding is nearly free:** 33 rows take 1,456 us in a graph of 33 and 1,448 in one of 40. Matrix products work on tiles of rows, and a row of padding reads no K/V.
+# - **The price** is 1.33 s at the start and 152 MiB. With the output layer inside, each graph would keep logits of its own: 670 MiB more.
 #
 # ## 11. Fewer kernels: what fusion saves
 #
@@ -438,10 +439,10 @@ for name, part in parts.items():
 print(*graph_figures.fusions(figures), "", *graph_figures.steps(figures, "unfused"), sep="\n")
 
 # %% [markdown]
-# - **At 8 rows** the middle part takes one launch instead of 18, and 2.3 us instead of 34.5. A layer saves 2 x 1.9 + 32.2 + 3.2 = 39 us, 28 layers 1.1 ms. The step as a whole agrees: 2,373 us
-#   of work in plain torch, 1,122 with the kernels; 913 launches against 315.
-# - **At 2,048 rows** bytes should decide, and half are saved. But the middle part is 185.6 / 8.4 = 22 times as fast: plain torch turns through float32 copies, which our count left out.
-# - **Without a graph** it saves nothing here: 22,074 us a step, 19,092 in plain torch. From Python one Triton launch took 49.6 us, torch's 259.7 / 18 = 14 each.
+# - **At 8 rows** the middle part takes one launch instead of 18, and 2.3 us instead of 34.6. A layer saves 2 x 1.8 + 32.3 + 3.3 = 39 us, 28 layers 1.1 ms. The step as a whole agrees: 2,355 us
+#   of work in plain torch, 1,128 with the kernels; 913 launches against 315.
+# - **At 2,048 rows** bytes should decide, and half are saved. But the middle part is 185.7 / 8.3 = 22 times as fast: plain torch turns through float32 copies, which our count left out.
+# - **Without a graph** it saves nothing here: 25,397 us a step, 23,284 in plain torch. From Python one Triton launch took 64.4 us, torch's 295.1 / 18 = 16 each.
 #
 # ## 12. torch.compile
 #
@@ -452,10 +453,10 @@ print(*graph_figures.compiled(figures), *graph_figures.compiled_before(), sep="\
 
 
 # %% [markdown]
-# From -16% to +16%, without a pattern: no gain that stands out from the host's noise. What there is to fuse in an MLP is its middle, and that is a kernel already: 1.3 us, the compiler's 1.4. The matrix products
+# From -19% to +27%, without a pattern: no gain that stands out from the host's noise. What there is to fuse in an MLP is its middle, and that is a kernel already: 1.3 us, the compiler's 1.3. The matrix products
 # beside it stay cuBLAS's. Attention is not handed over: what a backend does depends on the batch.
 #
-# It gains where nobody has written a kernel: of 18 launches and 34.5 us it makes 5 and 8.3. It wants a graph around it, too: called from Python, silu and product take 67 us by its code and 34 by plain torch, since it checks its
+# It gains where nobody has written a kernel: of 18 launches and 34.6 us it makes 5 and 8.3. It wants a graph around it, too: called from Python, silu and product take 81 us by its code and 42 by plain torch, since it checks its
 # arguments every time.
 #
 # ## 13. Exercises
@@ -511,7 +512,7 @@ plug_graphs.pad_batch(pad_batch, llm, requests, params, eager)
 # numbers that reads the block. Give lengths of answers (2 to 4 of them, 1 to 16 tokens each) for which somebody gets wrong tokens. Then say for which lengths nobody ever notices.
 #
 # <details><summary>Hint</summary>Which of the three buffers does the tape still read after `keep`? When is what it holds still true?</details>
-# <details><summary>When does nobody notice?</summary>When those who end stand behind those who go on: nobody moves. In a test with answers of equal length it never shows.</details>
+# <details><summary>When does nobody notice?</summary>When those who end stand behind those who go on: nobody moves.</details>
 
 # %% tags=["exercise-2-stub"]
 from minivllm.teach import bugs

@@ -1,17 +1,21 @@
 """Shared by the tests: the embedded model and its reference, the cache, and which tests may be skipped."""
 
+import fcntl
 import os
+import sys
 
 import pytest
 import torch
 
+sys.modules.setdefault("rfc3987_syntax", None)  # jsonschema does without it, and importing it compiles a grammar for seconds; nbformat reads jsonschema
 if not torch.cuda.is_available():  # before triton is first imported: kernels then run through its interpreter
     os.environ.setdefault("TRITON_INTERPRET", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:  # several processes: threads would only wait for each other
     torch.set_num_threads(1)
 
 #: The longest files, so that in several processes they begin first; then the notebooks, in their order.
-LONGEST = ("test_greedy_matrix.py", "test_setup.py", "test_colab_notebooks.py", "test_notebooks.py", "test_llm.py")
+LONGEST = ("test_greedy_matrix.py", "test_colab_notebooks.py", "test_setup.py", "test_tensor_parallel.py", "test_notebooks.py", "test_browser.py",
+           "test_llm.py", "test_views.py", "test_engine_properties.py", "test_life_cycle.py", "test_cli.py", "test_compile.py", "test_check.py")
 #: What was skipped and is not marked gpu: (test, reason). With MINIVLLM_ONLY_GPU_MAY_SKIP it fails the run.
 _skipped = []
 
@@ -66,6 +70,18 @@ def cache_directory(tmp_path_factory):
         os.environ["MINIVLLM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
+@pytest.fixture(autouse=True)
+def gpu_to_itself(request, tmp_path_factory):
+    """Of several processes: a test marked gpu(alone=True) reads the device's free memory, so no other GPU test may run beside it."""
+    marker = request.node.get_closest_marker("gpu")
+    if marker is None or "PYTEST_XDIST_WORKER" not in os.environ or not torch.cuda.is_available():
+        yield
+        return
+    with open(tmp_path_factory.getbasetemp().parent / "gpu.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if marker.kwargs.get("alone") else fcntl.LOCK_SH)
+        yield
+
+
 @pytest.fixture(scope="session")
 def embedded():
     """An LLM of the embedded model on the CPU, for tests that read no state of it."""
@@ -77,11 +93,29 @@ def embedded():
 
 
 @pytest.fixture(scope="session")
-def transformers_model():
-    """The embedded model as transformers reads it, float32 on the CPU."""
+def shared_folder(tmp_path_factory):
+    """A folder that all processes of this run share, for what takes long to make; whoever makes it holds a lock."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def transformers_model(shared_folder):
+    """The embedded model as transformers reads it, float32 on the CPU.
+
+    That takes half a minute: of several processes one does it, and the others read what it kept.
+    """
     import transformers
     from minivllm.weights.hub import embedded_model_file
 
     transformers.utils.logging.disable_progress_bar()
     file = embedded_model_file()
-    return transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
+    saved = shared_folder / "transformers.pt"
+    with open(shared_folder / "transformers.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if saved.exists():
+            return torch.load(saved, weights_only=False)
+        model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            torch.save(model, saved)
+        return model

@@ -1,12 +1,14 @@
 """Colab as far as a script can tell: a virtual environment with Colab's ipywidgets and IPython, a stub `google.colab`,
 and the packages of the environment that runs the tests, seen through a .pth file. Also what runs the script and stands in for commands."""
 
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+from importlib import metadata
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -47,17 +49,31 @@ def command(folder: Path, name: str, body: str) -> None:
 class FakeColab:
     """Colab as far as the script can tell: `python3` on PATH, google.colab in it, a stand-in nvidia-smi."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, shared: Path):
+        """In `folder`; `shared` keeps the environment as it was made for the next one: to copy it takes a second, to make it twenty."""
         self.folder = folder
         self.python = folder / "env" / "bin" / "python3"
-        subprocess.run([sys.executable, "-m", "venv", str(folder / "env")], check=True, stdout=subprocess.DEVNULL)
-        self.site = Path(self.ask("import sysconfig; print(sysconfig.get_path('purelib'))"))
+        self.site = Path(sysconfig.get_path("purelib", vars={"base": str(folder / "env")}))
+        kept = shared / "colab"
+        with open(shared / "colab.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not kept.exists():
+                self.make()
+                shutil.copytree(folder / "env", kept, symlinks=True)
+            else:
+                shutil.copytree(kept, folder / "env", symlinks=True)
+        self.borrow_packages()
+
+    def make(self) -> None:
+        """The environment with what Colab has of its own. Its pip is the test environment's: to install another takes longer than all the rest."""
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(self.folder / "env")], check=True, stdout=subprocess.DEVNULL)
+        for name in ("pip", f"pip-{metadata.version('pip')}.dist-info"):
+            (self.site / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
         without_dependencies, with_dependencies = REAL_IN_COLAB
         self.pip("install", *with_dependencies, "tqdm==4.65.0")  # this tqdm is older than the supported range
         self.pip("install", "--no-deps", *without_dependencies)
         (self.site / "google" / "colab").mkdir(parents=True)
         (self.site / "google" / "colab" / "__init__.py").write_text("")
-        self.borrow_packages()
 
     def borrow_packages(self) -> None:
         """Links to the packages of the test environment, but for those that are here or have to be missing."""
@@ -76,7 +92,7 @@ class FakeColab:
                               capture_output=True, text=True).stdout.strip()
 
     def pip(self, *arguments: str) -> None:
-        done = subprocess.run([str(self.python), "-m", "pip", *arguments], cwd=self.folder, env=environment(),
+        done = subprocess.run([str(self.python), "-m", "pip", *arguments], cwd=self.folder, env=environment(PIP_NO_COMPILE="1"),
                               capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -53,7 +53,7 @@ def test_a_fault_tells_its_story_and_shows_its_code(name):
 
 def test_the_names_asked_for_are_there():
     assert set(FAULTS) == {"stale_hash", "full_hit_crash", "boundary_off_by_one", "freed_block_in_table", "hit_never_reads", "starvation",
-                           "slots_by_head_dim", "upper_left_mask", "stale_buffer", "rebound_tensor", "grows_at_remainder_one", "whoever_fits", "noise_by_place"}
+                           "slots_by_head_dim", "upper_left_mask", "stale_buffer", "rebound_tensor", "grows_at_remainder_one", "whoever_fits", "noise_by_place", "reduced_columns"}
     with pytest.raises(KeyError, match="no planted fault is called 'x'"):
         bugs.get("x")
 
@@ -251,6 +251,12 @@ def test_what_is_left_open_is_not_attempted(name):
         assert attempt(name, **{next(iter(FAULTS[name].inputs)): blank}) == "not attempted yet"
     if name in ENGINE_FAULTS:
         assert attempt(name, requests=[[([1, 2], 3)], [(..., 3)]]) == "not attempted yet"
+
+
+def test_a_none_in_place_of_a_default_is_a_wrong_input():
+    text = attempt("starvation", requests=[(A, 2)], num_kv_blocks=None)
+    assert text == "this input cannot be run: num_kv_blocks must be a whole number, got None"
+    assert attempt("starvation", requests=[(A, 2)], num_kv_blocks=...) == attempt("starvation", requests=None, num_kv_blocks=None) == "not attempted yet"
 
 
 def test_break_it_prints(capsys):

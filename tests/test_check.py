@@ -9,7 +9,7 @@ import torch
 from minivllm.teach import check
 from minivllm.teach.compare import show
 from minivllm.teach.exercise import run
-from minivllm.teach.exercises import EXERCISES, attention, graphs, kv_cache, paged
+from minivllm.teach.exercises import EXERCISES, attention, graphs, kv_cache, paged, sharding
 
 MISTAKES = [(name, index) for name, exercise in EXERCISES.items() for index in range(len(exercise.mistakes))]
 NAMES = list(EXERCISES)
@@ -141,6 +141,9 @@ RIGHT = {
     "fused_bytes": [graphs.fused_bytes, fused_by_loops, lambda reads, writes, sizes, kept: int(
         (torch.where(writes.any(0), kept, reads.any(0)) * sizes).sum())],
     "paged_decode": [paged.paged_decode, decode_by_loops],
+    "shard_qkv": [sharding.shard_qkv, lambda weight, h, k, rank, size: [
+        row.tolist() for head, rows in enumerate(weight.view(h + 2 * k, -1, weight.shape[1])) for row in rows
+        if (head * size // h == rank if head < h else (head - h) % k in {mine * k // h for mine in range(h) if mine * size // h == rank})]],
 }
 
 
@@ -200,6 +203,7 @@ def test_append_may_change_its_cache_but_not_what_it_appends():
     (lambda out: out.transpose(1, 2), "H and D look transposed"),
     (lambda out: out + 0.01, "the values are wrong"),
     (lambda out: "text", "returns a str where a tensor [Tq, H, D] is wanted"),
+    (lambda out: 3, "returns an int where a tensor [Tq, H, D] is wanted"),
     (lambda out: [[1], [2, 3]], "returns a list where a tensor"),
 ])
 def test_what_is_wrong_with_a_tensor_is_said(change, words):
@@ -209,6 +213,14 @@ def test_what_is_wrong_with_a_tensor_is_said(change, words):
 def test_a_square_result_that_is_transposed_is_told_by_its_values():
     crosswise = lambda q, k: loop_mask(q, k) if q != k else list(zip(*loop_mask(q, k)))
     assert "dimensions 0 and 1 look transposed" in text_of("causal_mask", crosswise)
+
+
+@pytest.mark.parametrize("turn", [lambda slots: [float(slot) for slot in slots], lambda slots: tuple(slot / 1 for slot in slots),
+                                  lambda slots: [torch.tensor(float(slot)) for slot in slots], lambda slots: [*slots[:-1], float(slots[-1])]],
+                         ids=["list", "tuple", "tensors", "one of them"])
+def test_floats_in_a_list_are_no_slots(turn):
+    text = text_of("slot_mapping", lambda *args: turn(list(paged.slot_mapping(*args))))
+    assert "the list holds floats where whole numbers are wanted" in text
 
 
 @pytest.mark.parametrize("value, words", [
@@ -236,6 +248,24 @@ def test_a_forgotten_return_is_told():
     assert "is a `return` missing?" in text_of("append", lambda cache, length, k, v: kv_cache.append(cache, length, k, v) and None)
 
 
+def comes_to_its_end(buffer, columns, sizes):
+    for size in sizes:
+        if columns.shape[1] <= size:
+            return graphs.pad_batch(buffer, columns, sizes)
+
+
+@pytest.mark.parametrize("name, function, words", [
+    ("pad_batch", comes_to_its_end, "it comes to its end, or to an empty `return`, and gives None"),
+    ("append", lambda cache, length, k, v: kv_cache.append(cache, length, k, v) if length + len(k) <= cache.shape[1] else ValueError("full"),
+     "hands the ValueError back instead of raising it: write `raise`, not `return`"),
+    ("append", lambda cache, length, k, v: kv_cache.append(cache, length, k, v) if length + len(k) <= cache.shape[1] else 77,
+     "it must raise ValueError here: it does not"),
+], ids=["None", "returned", "value"])
+def test_where_an_error_is_wanted_no_return_is_missing(name, function, words):
+    text = text_of(name, function)
+    assert words in text and "want raise ValueError" in text and "is a `return` missing?" not in text
+
+
 def test_one_case_left_as_a_stub_is_a_failure_of_that_case():
     def function(num_queries, num_keys):
         if num_queries != num_keys:
@@ -254,6 +284,30 @@ def test_an_exception_is_told_with_its_line():
     text = text_of("blocks_needed", function)
     assert "raised IndexError: list index out of range (your line 3: return sizes[num_tokens])" in text
     assert "an index runs past the end" in text
+
+
+THREE = torch.zeros(3, 4)
+
+
+@pytest.mark.parametrize("operation, words", [
+    (lambda: THREE[torch.arange(3) / 2], "must hold whole numbers or booleans: a / b gives floats, a // b whole numbers"),
+    (lambda: THREE[1.5], "an index must be a whole number"),
+    (lambda: np.zeros(3)[1.5], "an index must be a whole number"),
+    (lambda: THREE[torch.ones(2, 4).bool()], "must have the shape of what it indexes"),
+    (lambda: np.zeros(3)[np.ones(2, dtype=bool)], "must have the shape of what it indexes"),
+    (lambda: THREE[torch.arange(2), torch.arange(3)], "must have shapes that broadcast"),
+    (lambda: np.zeros((3, 4))[np.arange(2), np.arange(3)], "must have shapes that broadcast"),
+    (lambda: THREE[0, 0, 0], "more indices than dimensions"),
+    (lambda: torch.tensor(3)[0], "more indices than dimensions"),
+    (lambda: THREE.sum(5), "there is no dimension of this number"),
+    (lambda: [].pop(), "the list is empty"),
+    (lambda: THREE[7], "an index runs past the end"),
+    (lambda: [1][7], "an index runs past the end"),
+])
+def test_each_kind_of_index_error_gets_its_own_advice(operation, words):
+    with pytest.raises(IndexError):
+        operation()
+    assert words in text_of("causal_mask", lambda q, k: operation())
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), RuntimeError("The size of tensor a (3) must match\nmore"),

@@ -14,9 +14,9 @@ TRIED = ("00_tour.ipynb", "01_naive_attention.ipynb", "02_kv_cache.ipynb",
 
 
 @pytest.fixture(scope="module")
-def colab(tmp_path_factory):
+def colab(tmp_path_factory, shared_folder):
     """The fake Colab, with a `git` that copies this checkout instead of asking the network."""
-    fake = FakeColab(tmp_path_factory.mktemp("colab"))
+    fake = FakeColab(tmp_path_factory.mktemp("colab"), shared_folder)
     copied = " ".join(f"'{ROOT / name}'" for name in ("colab_setup.sh", "pyproject.toml", "README.md", "LICENSE", "minivllm"))
     command(fake.folder / "bin", "git", f'folder="${{@: -1}}"\nmkdir "$folder"\ncp -r {copied} "$folder"\necho "$@" >"$folder/arguments"')
     command(fake.folder / "bin", "nvidia-smi", "exit 9")

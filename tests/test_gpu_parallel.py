@@ -11,6 +11,7 @@ import torch
 
 from minivllm import LLM, SamplingParams
 from minivllm.worker.crew import RankError
+from minivllm.worker.cuda_graphs import DecodeGraphs
 
 pytestmark = [pytest.mark.gpu(alone=True), pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
 SHAPE = dict(hidden_size=256, num_attention_heads=8, num_key_value_heads=2, intermediate_size=512, head_dim=32)
@@ -87,6 +88,26 @@ def test_an_error_in_a_rank_is_reported_with_its_traceback(directory):
         with pytest.raises(RankError, match="rank 1 failed:[^$]*ZeroDivisionError"):
             tokens(llm)
         assert time.monotonic() - begin < 10
+
+
+def test_a_capture_that_fails_on_one_rank_ends_all_and_says_why(directory, monkeypatch):
+    """Rank 0 fails in the middle of its third capture, where rank 1 waits for it."""
+    forward, calls = DecodeGraphs.forward, []
+
+    def failing(self, size):
+        calls.append(size)
+        if len(calls) == 5:
+            raise RuntimeError("planted")
+        return forward(self, size)
+
+    monkeypatch.setattr(DecodeGraphs, "forward", failing)
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError, match="capturing CUDA graphs failed on one of several ranks: .*enforce_eager=True"):
+        LLM(directory, tensor_parallel_size=2, **SETTINGS)
+    assert time.monotonic() - begin < 60 and not children()
+    monkeypatch.undo()
+    with LLM(directory, tensor_parallel_size=2, **SETTINGS) as llm:
+        assert len(tokens(llm, 2)) == len(PROMPTS)
 
 
 def test_more_ranks_than_gpus_are_refused(directory):

@@ -89,7 +89,7 @@ def test_figures_are_left_out_where_there_is_nothing_to_draw() -> None:
 def test_the_saved_figures_are_those_that_the_notebook_speaks_of() -> None:
     found = graph_bench.saved()
     printed = "\n".join(line for lines in LINES for line in lines(found)) + "\n".join(graph_figures.steps(found, "unfused"))
-    for number in ("22,074", "3,094", "1,122", "1,534", "1,243", "2,373", "19,092", "315", "379", "913", "832 MiB", "670 MiB", "1.24 s", "1,526",
-                   "1,516", "36.2 us of work in 614 us", "34.5", "185.6", "8.4", "49.6", "259.7", "67.1", "34.3", "+15.9%"):
+    for number in ("25,397", "3,094", "1,128", "1,883", "1,178", "2,355", "23,284", "315", "379", "913", "152 MiB", "670 MiB", "1.33 s", "1,456",
+                   "1,448", "36.4 us of work in 805 us", "34.6", "185.7", "8.3", "64.4", "295.1", "80.8", "41.7", "-18.6%", "+26.8%"):
         assert number in printed, number
     assert graph_figures.layers(found)._repr_png_() and graph_figures.waiting(found)._repr_png_()

@@ -38,19 +38,22 @@ def tiny(tmp_path_factory):
         yield llm
 
 
-def test_the_published_quick_start_runs_unchanged():
-    """nano-vLLM's, as articles give it, but for the import."""
+def test_the_published_quick_start_runs():
+    """nano-vLLM's, as articles give it, but for the import and the length (128), which only takes time."""
     llm = LLM("smollm2", enforce_eager=True, tensor_parallel_size=1)
-    sampling_params = SamplingParams(temperature=0.7, top_k=50, max_tokens=128, stop_token_ids=[2])
+    sampling_params = SamplingParams(temperature=0.7, top_k=50, max_tokens=16, stop_token_ids=[2])
     prompt = "The capital of France is"
     output = llm.generate([prompt], sampling_params)
     assert isinstance(output[0]["text"], str) and output[0]["text"] == output[0].outputs[0].text
-    assert 1 <= len(output[0]["token_ids"]) <= 128
+    assert 1 <= len(output[0]["token_ids"]) <= 16
     llm.close()
 
 
 def test_the_readmes_examples_run(tmp_path, monkeypatch, capsys):
     readme = (Path(__file__).parent.parent / "README.md").read_text()
+    for long, short in (("max_tokens=128", "max_tokens=16"), ("seed=1)", "seed=1, max_tokens=16)")):  # long answers only take time
+        assert long in readme
+        readme = readme.replace(long, short)
     blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     assert len(blocks) == 2
     monkeypatch.chdir(tmp_path)
@@ -78,11 +81,12 @@ def test_every_form_of_prompt_means_the_same(whole):
     ids = [504, 3575, 282, 4649, 314]
     forms = ["The capital of France is", ids, tuple(ids), np.array(ids), torch.tensor(ids), {"prompt": "The capital of France is"}, {"prompt_token_ids": ids},
              {"prompt_token_ids": np.array(ids)}]
+    two = SamplingParams(temperature=0, max_tokens=2)  # enough to tell this prompt from others
     for form in forms:
-        assert [out["text"] for out in generate(whole, [form])] == [PARIS]
+        assert [out["text"] for out in generate(whole, [form], two)] == [" Paris."]
     assert [out["text"] for out in generate(whole, forms)] == [PARIS] * len(forms)
     for alone in ("The capital of France is", ids, {"prompt_token_ids": ids}):
-        assert [out["text"] for out in generate(whole, alone)] == [PARIS]
+        assert [out["text"] for out in generate(whole, alone, two)] == [" Paris."]
     assert generate(whole, []) == []
 
 
@@ -126,8 +130,8 @@ def test_a_stop_string_ends_the_text_just_before_it(whole, stop, text):
 
 
 def test_a_stream_says_what_generate_says_in_whole_characters(whole):
-    for prompt, params in [("The capital of France is", GREEDY), ("Once upon a time", SamplingParams(temperature=1.5, seed=3, max_tokens=60)),
-                           ("\U0001f389 \u65e5\u672c", SamplingParams(temperature=2.0, seed=4, max_tokens=40))]:
+    for prompt, params in [("The capital of France is", GREEDY), ("Once upon a time", SamplingParams(temperature=1.5, seed=3, max_tokens=20)),
+                           ("\U0001f389 \u65e5\u672c", SamplingParams(temperature=2.0, seed=4, max_tokens=24))]:
         pieces = list(whole.stream(prompt, params))
         assert "".join(pieces) == generate(whole, prompt, params)[0]["text"]
         assert all(pieces) and len(pieces) > 1
@@ -375,9 +379,10 @@ def test_the_progress_bar_counts_requests_and_tokens(whole, capsys):
 
 @pytest.mark.gpu
 def test_close_gives_the_gpus_memory_back():
-    before = torch.cuda.memory_allocated()
-    for _ in range(2):
+    held = []
+    for _ in range(3):
         llm = LLM("smollm2", device="cuda", gpu_memory_utilization=0.5)
         assert generate(llm, "The capital of France is", SamplingParams(temperature=0, max_tokens=2))[0]["text"] == " Paris."
         llm.close()
-        assert torch.cuda.memory_allocated() - before < 32 << 20
+        held.append(torch.cuda.memory_allocated())
+    assert held[1] - held[0] < 1 << 20 and held[2] - held[1] < 1 << 20, held  # the first makes cuBLAS's workspaces, which stay

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import chromium
 import nbformat
@@ -147,6 +148,30 @@ def test_the_setup_cell_in_a_colab_where_setting_up_fails_says_why(series, tmp_p
         (tmp_path / "minivllm-source" / "colab_setup.sh").write_text("echo colab_setup.sh: no torch >&2\nexit 1\n")
     with pytest.raises(RuntimeError, match="minivllm could not be set up: " + ("colab_setup.sh: no torch" if folder_there else "fatal: no such repository")):
         exec(source, {"pretended": lambda name: name != "minivllm"})
+
+
+def test_a_notebook_for_two_gpus_opens_in_kaggle_too_and_sets_itself_up_there(series, tmp_path, monkeypatch):
+    without = stamp.header_text(series, series.entries[0])
+    entry = replace(series.entries[0], kaggle=True)
+    series = replace(series, entries=(entry, *series.entries[1:]))
+    badges = stamp.header_text(series, entry).split("\n\n")[1].split("\n")
+    assert badges[0] in without and "kaggle" not in without
+    assert badges[1].startswith(stamp.KAGGLE_BADGE) and badges[1].endswith(f"/{series.repository}/blob/{series.tag}/notebooks/00_first.ipynb)")
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("\n".join(badges))])
+    assert re.findall(r"\[([^]]+)\]\(", page.for_a_page(nb).cells[0].source) == ["Open in Colab", "Open in Kaggle"]
+    plain, source = stamp.setup_text(series), stamp.setup_text(series, entry)
+    assert "KAGGLE" not in plain and plain.splitlines()[4:] == source.splitlines()[5:] and len(source.splitlines()) <= 14
+    git = tmp_path / "git"
+    git.write_text("#!/bin/sh\necho fatal: asked >&2\nexit 1\n")
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.chdir(tmp_path)
+    pretended = {"pretended": lambda name: None}
+    exec(source.replace("find_spec(", "pretended("), pretended)  # neither: nothing is set up
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
+    with pytest.raises(RuntimeError, match="fatal: asked"):
+        exec(source.replace("find_spec(", "pretended("), pretended)
+
 
 
 # --- each check can fail ------------------------------------------------------------------------

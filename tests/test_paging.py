@@ -178,7 +178,7 @@ def stub(*args):
     (plug_paged.slot_mapping, lambda t, a, n, s: [10**6] * n, "your function returned slots 1000000 to 1000000, the pool has 0 to "),
     (plug_paged.slot_mapping, lambda t, a, n, s: t[n], "your function raised IndexError: list index out of range (it was given"),
     (plug_paged.paged_decode, lambda q, k, v, t, n: q[0], "the model needs torch.float32 ["),
-    (plug_paged.paged_decode, lambda q, k, v, t, n: 3, "returned a int, the model needs"),
+    (plug_paged.paged_decode, lambda q, k, v, t, n: 3, "returned an int, the model needs"),
     (plug_paged.paged_decode, lambda q, k, v, t, n: q * torch.nan, "is not finite"),
 ])
 def test_what_a_function_does_wrong_is_one_line(tiny, capsys, run, function, words):

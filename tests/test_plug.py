@@ -73,7 +73,7 @@ def prints_nothing(q, k, v):
 @pytest.mark.parametrize("function, words", [
     (stub, "not attempted yet"), (lambda *args: None, "not attempted yet"), (..., "not attempted yet"),
     (lambda q, k, v: 1 / 0, "your function raised ZeroDivisionError: division by zero (it was given q ["),
-    (lambda q, k, v: q[0], "the model needs torch.float32 ["), (lambda q, k, v: 3, "returned a int, the model needs a tensor"),
+    (lambda q, k, v: q[0], "the model needs torch.float32 ["), (lambda q, k, v: 3, "returned an int, the model needs a tensor"),
     (lambda q, k, v: q * math.nan, "is not finite"),
     (keeps_it, "your function returned None: is a `return` missing? (it was given q ["), (prints_nothing, "`return` hands it back"),
     (above, "not attempted yet: the line `raise NotImplementedError` is still reached, delete it"),

@@ -121,7 +121,7 @@ def test_the_tree_speaks_of_itself_alone():
     for name in tracked:
         if name.endswith((".py", ".md", ".sh", ".yml", ".toml")):
             text = (ROOT / name).read_text()
-            addresses = set(re.findall(r"https?://([\w.-]+)", text)) - {"127.0.0.1", "colab.research.google.com", "github.com"}
+            addresses = set(re.findall(r"https?://([\w.-]+)", text)) - {"127.0.0.1", "colab.research.google.com", "github.com", "kaggle.com"}
             assert not addresses, f"{name} names {addresses}"
             assert not re.search(r"(?<![\w.])/(?:work|farm|home|root)/", text), f"{name} holds a path of one machine"
 

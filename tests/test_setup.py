@@ -158,6 +158,12 @@ def test_usage_outside_colab(arguments):
     assert done.stdout == "" and done.stderr.startswith("usage: bash colab_setup.sh demo")
 
 
+def test_kaggle_is_set_up_as_colab_is(tmp_path):
+    command(tmp_path, "python", 'case "$*" in *version_info*) echo 3.14 ;; *) exit 1 ;; esac')  # without google.colab
+    done = run_script(KAGGLE_KERNEL_RUN_TYPE="Interactive", MINIVLLM_PYTHON=str(tmp_path / "python"))
+    assert_fails_in_one_line(done, "this Colab runs Python 3.14")
+
+
 def test_help():
     done = run_script("--help")
     assert done.returncode == 0 and "MINIVLLM_TORCH_INDEX" in done.stdout
@@ -275,9 +281,9 @@ def test_demo_generates_text():
 
 
 @pytest.fixture(scope="module")
-def colab(tmp_path_factory):
+def colab(tmp_path_factory, shared_folder):
     """The fake Colab before and after one run of the script."""
-    fake = FakeColab(tmp_path_factory.mktemp("colab"))
+    fake = FakeColab(tmp_path_factory.mktemp("colab"), shared_folder)
     fake.before = fake.versions()
     fake.done = fake.set_up()
     assert fake.done.returncode == 0, fake.done.stdout + fake.done.stderr

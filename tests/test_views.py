@@ -18,7 +18,7 @@ from minivllm import SamplingParams
 from minivllm.engine.events import PoolState, Trace
 from minivllm.engine.sequence import SequenceStatus
 from minivllm.engine.step import StepResult
-from minivllm.teach import BatchView, BlockView, MemoryView, TimelineView
+from minivllm.teach import BatchView, BlockView, GraphView, MemoryView, TimelineView
 from minivllm.teach.history import History, letter_name
 from minivllm.teach.live import Pacer
 from minivllm.teach.memory_view import human_size, pool_parts
@@ -302,6 +302,16 @@ def test_text_is_large_enough_for_a_room(num_blocks):
         assert min(label.size for label in labels_of(view(engine_of(num_blocks)).scene())) >= (13 if view is BlockView else 11)
 
 
+@pytest.mark.parametrize("view", [*VIEWS, lambda engine: GraphView(engine, [1, 2, 4, 8])])
+def test_every_pattern_of_a_picture_is_defined_in_its_file(view):
+    patterned = {(item.fill, item.pattern): item for item in view(engine_of(16)).scene().items if isinstance(item, Box) and item.pattern}
+    assert patterned
+    for look, box in patterned.items():
+        text = svg(Scene(900, 300, [box]), "name")
+        kind = re.search('<path class="([a-z0-9]+)[ "][^>]*d="M', text.partition("</defs>")[2])[1]
+        assert f".{kind}{{fill:url(#name-{kind})}}" in text and f'<pattern id="name-{kind}"' in text, look
+
+
 def test_every_state_of_a_block_is_told_without_colour():
     engine = make_engine(tiny_config(block_size=2, num_blocks=8, budget=16))
     view = BlockView(engine)
@@ -360,6 +370,16 @@ def test_an_update_is_at_most_50_kilobytes_and_well_formed(num_blocks, view):
     assert len(text.encode()) <= 50_000
     assert 'role="img"' in text and re.search(r'aria-label="[^"]{10,}', text)
     xml.dom.minidom.parseString(text)
+
+
+def test_the_views_of_an_engine_have_the_same_heading():
+    engine = engine_of(8)
+    tops = [[item for item in view(engine).scene().items if isinstance(item, Label) and item.y < 76 and item.size in (17, 15, 14)]
+            for view in (BlockView, lambda engine: TimelineView(engine, rows=2))]
+    ours, theirs = ([label for label in top if label.anchor == "start"] for top in tops)
+    assert ours == theirs and len(ours) >= 2
+    asides = [[(label.x, label.y, label.size) for label in top if label.anchor == "end"] for top in tops]
+    assert asides[0] == asides[1] == [(900, 18, 14)]
 
 
 def test_any_token_text_is_escaped():

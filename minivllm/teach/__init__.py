@@ -11,6 +11,7 @@ _WHERE = {  # name -> module; imported when first asked for, so that nothing but
     "RecomputeView": "recompute",
     "SlotView": "slots",
     "GraphView": "graph_view",
+    "RankView": "rank_view",
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from minivllm.teach.captions import count
 from minivllm.teach.history import Frame
-from minivllm.teach.scene import WIDTH, Box, Label, Scene, fitting_size, swatches
+from minivllm.teach.scene import WIDTH, Box, Label, Scene, add_heading, fitting_size, swatches
 from minivllm.teach.view import View
 
 _LEFT, _TOP, _HEIGHT = 62, 86, 180
@@ -32,7 +32,7 @@ class BatchView(View):
         prefill, decode = frame.prefill_tokens, frame.decode_tokens
         words = f"{count(prefill + decode, 'token')} in this step: {prefill} prefill, {decode} decode"
         scene = Scene(WIDTH, _TOP + _HEIGHT + 74, alt=f"Step {frame.step}. {words}.")
-        scene.add(Label(0, 18, f"Step {frame.step}", 17, bold=True), Label(0, 42, words, 15))
+        add_heading(scene, f"Step {frame.step}", "", [words])
         self._axis(scene, top)
         steps = min(self.window, self.history.last - self.history.first + 1)
         pitch = max(13, min(40, (WIDTH - _LEFT) // max(1, steps)))

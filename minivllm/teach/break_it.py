@@ -23,7 +23,7 @@ def attempt(name: str, **inputs: Any) -> str:
         meant = f" (did you mean {near[0]}?)" if near else ""
         return f"{name} has no input {unknown[0]!r}{meant}; it takes {', '.join(fault.inputs)}"
     given = {**fault.inputs, **inputs}
-    if any(_missing(value) for value in given.values()):
+    if any(_missing(value, fault.inputs[key]) for key, value in given.items()):
         return "not attempted yet"
     try:
         found = fault.compare(fault, **given)
@@ -34,8 +34,11 @@ def attempt(name: str, **inputs: Any) -> str:
     return f"not exposed: both give {found.right}\n  hint: {found.hint}"
 
 
-def _missing(value: Any) -> bool:
-    """Whether something is still to be filled in, at any depth of lists and tuples. An empty list is an attempt."""
+def _missing(value: Any, default: Any) -> bool:
+    """Whether something is still to be filled in, at any depth of lists and tuples. An empty list is an attempt.
+
+    A None where the fault has a value of its own is one too: what the learner wrote, and a wrong input.
+    """
     if isinstance(value, (list, tuple)):
-        return any(_missing(item) for item in value)
-    return value is None or value is ...
+        return any(_missing(item, ...) for item in value)
+    return value is ... or value is None and default is ...

@@ -16,6 +16,8 @@ from torch import Tensor
 #: dtype -> (relative, absolute) tolerance; others are compared exactly.
 TOLERANCES = {torch.float64: (1e-6, 1e-6), torch.float32: (1e-4, 1e-5), torch.float16: (1e-2, 5e-3), torch.bfloat16: (5e-2, 3e-2)}
 
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
 
 def as_tensor(value: Any) -> Tensor | None:
     """A tensor of what a tensor, a numpy array or nested lists hold, on the CPU; None for anything else."""
@@ -67,7 +69,7 @@ def number_problem(got: Any, want: Any) -> str | None:
         return "your function returns a tensor where a plain int is wanted: convert with int(), or count with .shape and len()"
     got = as_number(got)
     if isinstance(got, bool) or not isinstance(got, (int, float)):
-        return f"your function returns {_a(got)} where a number is wanted"
+        return f"your function returns {_answer(got)} where a number is wanted"
     if isinstance(want, int) and isinstance(got, float):
         right = "a whole number is wanted and this is a float: divide with // instead of /"
         return right if got == want else "the number is wrong, and a float"
@@ -81,7 +83,7 @@ def number_problem(got: Any, want: Any) -> str | None:
 def truth_problem(got: Any, want: bool) -> str | None:
     """What is wrong with a returned yes or no, or None."""
     if not isinstance(got, bool):
-        return f"your function returns {_a(got)} where True or False is wanted: a comparison gives one"
+        return f"your function returns {_answer(got)} where True or False is wanted: a comparison gives one"
     return None if got is want else "the answer is wrong"
 
 
@@ -89,12 +91,14 @@ def tensor_problem(got: Any, want: Tensor, letters: str) -> str | None:
     """What is wrong with a returned tensor, or None."""
     tensor = as_tensor(got)
     if tensor is None:
-        return f"your function returns {_a(got)} where a tensor [{letters}] is wanted"
+        return f"your function returns {_answer(got)} where a tensor [{letters}] is wanted"
     if tensor.shape != want.shape:
         return _shape_problem(tensor, want, letters)
     if tensor.dtype != want.dtype and not isinstance(got, (list, tuple)):
         convert = "; the values are right: convert with .to(...)" if close(tensor, want) else ""
         return f"the dtype is {_dtype(tensor)}, wanted is {_dtype(want)}{convert}"
+    if tensor.is_floating_point() and tensor.numel() and want.dtype in _INTEGERS:
+        return "the list holds floats where whole numbers are wanted: divide with // instead of /"
     if want.dtype == torch.bool and not bool(((tensor == 0) | (tensor == 1)).all()):
         return "the values must be True or False"
     if tensor.is_floating_point() and bool(tensor.isnan().any()) and not bool(want.isnan().any()):
@@ -156,8 +160,14 @@ def _near(a: float, b: float) -> bool:
         return False
 
 
-def _a(value: Any) -> str:
-    return "None (is a `return` missing?)" if value is None else f"a {type(value).__name__}"
+def a_kind(value: Any) -> str:
+    """The kind of a value with its article, for a sentence: "an int", "a Tensor", and "None" as it is."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
+def _answer(value: Any) -> str:
+    return a_kind(value) + (" (is a `return` missing?)" if value is None else "")
 
 
 def _dtype(tensor: Tensor) -> str:
@@ -174,7 +184,7 @@ def _nested(x: Any) -> str:
 
 def _plain(value: Any) -> str:
     if not isinstance(value, (int, float, complex, str, list, tuple, type(None), type(...))):
-        return _a(value)  # its repr may hold an address, which differs from run to run
+        return a_kind(value)  # its repr may hold an address, which differs from run to run
     text = f"{value:.6g}" if isinstance(value, float) and value == value else re.sub(r"\b0x[0-9a-fA-F]+", "...", repr(value))
     if isinstance(value, float) and value.is_integer() and "e" not in text and "." not in text:
         text += ".0"

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from minivllm.teach.compare import as_tensor, number_problem, same, show, tensor_problem
+from minivllm.teach.advice import advice_on
+from minivllm.teach.compare import a_kind, as_tensor, number_problem, same, show, tensor_problem
 from minivllm.teach.exercise import Case, Exercise, Outcome, one_line, run
 from minivllm.teach.stub import NOT_ATTEMPTED, is_stub, not_attempted, returned_none
 
 _WIDTH = 110
 _MOST_LINES = 13
-_kept: dict[tuple[str, int], list[Outcome]] = {}
+_kept: dict[tuple[str, Callable], list[Outcome]] = {}
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,13 @@ def diagnose(exercise: Exercise, function: Any) -> Result:
     if exercise.adapt is not None:
         function = exercise.adapt(function)
     if not callable(function):
-        text = f"give the function itself, not its result: check.{exercise.name}({exercise.name}); this is a {type(function).__name__}"
+        text = f"give the function itself, not its result: check.{exercise.name}({exercise.name}); this is {a_kind(function)}"
         return Result("failed", text, cause=text)
     outcomes = [run(function, case) for case in exercise.cases]
     silent = all(_untouched(case, got) for case, got in zip(exercise.cases, outcomes))
     if silent and (is_stub(function) or all(got.raised for got in outcomes)):
         return Result("not attempted", not_attempted(function))
-    wanted = [run(exercise.reference, case) for case in exercise.cases]
+    wanted = _known_outcomes(exercise, exercise.reference)
     for index, (case, got, want) in enumerate(zip(exercise.cases, outcomes, wanted)):
         problem = find_problem(exercise, case, got, want)
         if problem:
@@ -58,7 +60,7 @@ def _cause(exercise: Exercise, function: Any, outcomes: list[Outcome], index: in
     """What the learner's errors on purpose, the list of mistakes and a missing value tell; empty where they tell nothing."""
     got = outcomes[index]
     cause = _signature_problem(exercise, function)
-    if not cause and got.raised is None and got.value is None:
+    if not cause and got.raised is None and got.value is None and want.raised is None:
         cause = returned_none(function)
     if not cause and want.raised is not None and got.on_purpose and not isinstance(got.raised, type(want.raised)):
         cause = f"the exception must be {type(want.raised).__name__}, yours is {type(got.raised).__name__}"
@@ -78,12 +80,20 @@ def find_problem(exercise: Exercise, case: Case, got: Outcome, want: Outcome) ->
             return _arguments_problem(exercise, case, got, want)
         return f"raised {one_line(got.raised)}" + (f" (your {got.where})" if got.where else "")
     if want.raised is not None:
-        return f"it must raise {type(want.raised).__name__} here and does not"
+        return _not_refused(got, type(want.raised).__name__)
     changed = _changed_input(exercise, case, got)
     if changed:
         return changed
     problem = tensor_problem(got.value, want.value, exercise.shape) if exercise.kind == "tensor" else number_problem(got.value, want.value)
     return problem or _arguments_problem(exercise, case, got, want)
+
+
+def _not_refused(got: Outcome, wanted: str) -> str:
+    """What to say of a value, or of nothing, where an exception of the type `wanted` must come."""
+    if isinstance(got.value, BaseException) or isinstance(got.value, type) and issubclass(got.value, BaseException):
+        return f"your function hands the {wanted} back instead of raising it: write `raise`, not `return`"
+    what = "it comes to its end, or to an empty `return`, and gives None" if got.value is None else "it does not"
+    return f"it must raise {wanted} here: {what}"
 
 
 def _untouched(case: Case, got: Outcome) -> bool:
@@ -141,20 +151,18 @@ def _known_mistake(exercise: Exercise, outcomes: list[Outcome], index: int) -> s
     Not of one that agrees here alone: small cases often agree by chance, and a wrong hint is worse than none.
     """
     best, hint = len(outcomes) // 2, ""
-    for number, mistake in enumerate(exercise.mistakes):
-        results = [_alike(got, wrong, mistake.same_text) for got, wrong in zip(outcomes, _wrong_outcomes(exercise, number))]
+    for mistake in exercise.mistakes:
+        results = [_alike(got, wrong, mistake.same_text) for got, wrong in zip(outcomes, _known_outcomes(exercise, mistake.function))]
         if results[index] and sum(results) > best and (all(results) or not mistake.everywhere):
             best, hint = sum(results), mistake.hint
     return hint
 
 
-def _wrong_outcomes(exercise: Exercise, number: int) -> list[Outcome]:
-    """What the exercise's mistake of this number does in every case. Those of kernels are kept: to run one takes a while."""
-    if exercise.adapt is None:
-        return [run(exercise.mistakes[number].function, case) for case in exercise.cases]
-    key = exercise.name, number
+def _known_outcomes(exercise: Exercise, function: Callable) -> list[Outcome]:
+    """What the exercise's reference, or one of its mistakes, does in every case. Kept: it is the same at every check, and kernels take a while."""
+    key = exercise.name, function
     if key not in _kept:
-        _kept[key] = [run(exercise.mistakes[number].function, case) for case in exercise.cases]
+        _kept[key] = [run(function, case) for case in exercise.cases]
     return _kept[key]
 
 
@@ -163,22 +171,7 @@ def _general(problem: str, got: Outcome) -> str:
         return problem
     if isinstance(own := getattr(got.raised, "advice", None), str):  # the error knows best
         return own
-    advice = {
-        IndexError: "an index runs past the end: print the shape of what is indexed, and count from 0",
-        ZeroDivisionError: "something is divided by zero: look at which argument is 0 or 1 here",
-        NotImplementedError: "this case still reaches the stub's `raise NotImplementedError`: delete it",
-        NameError: "a name is not defined: is it misspelt, or was the cell that imports or defines it not run?",
-        AttributeError: "this kind of object has no such attribute: print its type()",
-        TypeError: "an operation got a type that it cannot work with: print type() of each argument",
-        RecursionError: "the function calls itself without an end",
-    }
-    for kind, text in advice.items():
-        if isinstance(got.raised, kind):
-            return text
-    message = str(got.raised)
-    if any(words in message for words in ("size", "shape", "dimension")):
-        return "the shapes of two tensors do not fit each other: print both, and name each dimension by its letter"
-    return "the message above names the operation that failed: print the shapes and dtypes that go into it"
+    return advice_on(got.raised)
 
 
 def _report(exercise: Exercise, index: int, got: Outcome, want: Outcome, cause: str) -> str:

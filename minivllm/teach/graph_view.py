@@ -7,7 +7,7 @@ from typing import Any
 from minivllm.teach.batch import BatchView, nice_top
 from minivllm.teach.captions import count
 from minivllm.teach.history import Frame
-from minivllm.teach.scene import WIDTH, Box, Label, Scene, fitting_size, swatches
+from minivllm.teach.scene import WIDTH, Box, Label, Scene, add_heading, fitting_size, swatches
 
 _LEFT, _TOP, _HEIGHT = 62, 86, 180
 
@@ -43,7 +43,7 @@ class GraphView(BatchView):
         top = nice_top(self.sizes[-1])  # a prompt's bar is cut there: it would leave no room for the others
         words = self._told(frame.step)
         scene = Scene(WIDTH, _TOP + _HEIGHT + 74, alt=f"Step {frame.step}. {words}")
-        scene.add(Label(0, 18, f"Step {frame.step}", 17, bold=True), Label(0, 42, words, 15))
+        add_heading(scene, f"Step {frame.step}", "", [words])
         self._axis(scene, top)
         shown = min(self.window, self.history.last - self.history.first + 1)
         pitch = max(13, min(40, (WIDTH - _LEFT) // max(1, shown)))

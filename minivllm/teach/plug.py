@@ -22,6 +22,7 @@ from minivllm.engine.engine import Engine
 from minivllm.llm import LLM
 from minivllm.prompts import Prompt
 from minivllm.sampling_params import SamplingParams
+from minivllm.teach.compare import a_kind
 from minivllm.teach.exercise import one_line
 from minivllm.teach.exercises.attention import grouped_query_attention
 from minivllm.teach.stub import is_stub, not_attempted, returned_none
@@ -59,7 +60,7 @@ class PluggedAttention(TorchSDPABackend):
         given = f"(it was given q {list(q.shape)}, k and v {list(k.shape)})"
         out = _call(self.function, given, q.clone(), k, v)  # q is a view of the model's: a change in place would reach it
         if not isinstance(out, Tensor):
-            raise PlugError(f"your function returned a {type(out).__name__}, the model needs a tensor {given}")
+            raise PlugError(f"your function returned {a_kind(out)}, the model needs a tensor {given}")
         if out.shape != q.shape or out.dtype != q.dtype:
             raise PlugError(f"your function returned {out.dtype} {list(out.shape)}, the model needs {q.dtype} {list(q.shape)} {given}")
         return out

@@ -11,7 +11,7 @@ from minivllm.attention.metadata import AttentionMetadata
 from minivllm.attention.torch_sdpa import TorchSDPABackend, _attend, _prefill_group
 from minivllm.llm import LLM
 from minivllm.prompts import Prompt
-from minivllm.teach.compare import as_tensor
+from minivllm.teach.compare import a_kind, as_tensor
 from minivllm.teach.plug import PlugError, _call, _run_both
 
 Row = tuple[int, int, int, list[int]]  # first token in the batch, tokens, context, block table
@@ -80,7 +80,7 @@ class PluggedPagedDecode(TorchSDPABackend):
         given = f"(it was given q {list(q.shape)}, caches {list(k_cache.shape)}, block_table {table}, context_len {context})"
         out = _call(self.function, given, q, k_cache, v_cache, table, context)
         if not isinstance(out, Tensor) or out.shape != q.shape or out.dtype != q.dtype:
-            got = f"{out.dtype} {list(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+            got = f"{out.dtype} {list(out.shape)}" if isinstance(out, Tensor) else a_kind(out)
             raise PlugError(f"your function returned {got}, the model needs {q.dtype} {list(q.shape)} {given}")
         return out
 

@@ -15,6 +15,7 @@ from minivllm.engine.engine import Engine
 from minivllm.engine.sequence import Sequence
 from minivllm.llm import LLM
 from minivllm.sampling_params import SamplingParams
+from minivllm.teach.compare import a_kind
 from minivllm.teach.exercise import one_line
 from minivllm.teach.plug import PlugError, _borrowed
 from minivllm.teach.stub import is_stub, not_attempted, returned_none
@@ -39,7 +40,7 @@ class PluggedHashes(BlockManager):
         if hashes is None:
             raise PlugError(f"{returned_none(self.function)} {given}")
         if not isinstance(hashes, (list, tuple)) or len(hashes) != full:
-            got = f"{len(hashes)} hashes" if isinstance(hashes, (list, tuple)) else f"a {type(hashes).__name__}"
+            got = f"{len(hashes)} hashes" if isinstance(hashes, (list, tuple)) else a_kind(hashes)
             raise PlugError(f"your function returned {got}, the engine needs a list of {full} {given}")
         seq.block_hashes[:] = [hashlib.sha256(repr(digest).encode()).digest() for digest in hashes]  # equal where the learner's are equal
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from minivllm.llm import LLM
 from minivllm.prompts import Prompt
 from minivllm.sampling_params import SamplingParams
+from minivllm.teach.compare import a_kind
 from minivllm.teach.plug import PlugError, _call, _compared
 from minivllm.teach.stub import is_stub, not_attempted
 from minivllm.worker import filters
@@ -56,7 +57,7 @@ def _filtered(function: Callable, scores: Tensor, top_ps: Tensor, kept: list[int
         given = f"(it was given probabilities {list(row.shape)} and p = {p:.3g})"
         mask = _call(function, given, row.clone(), p)
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != row.shape:
-            got = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+            got = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else a_kind(mask)
             raise PlugError(f"your function returned {got}, the sampler needs bool {list(row.shape)} {given}")
         if not mask.any():
             raise PlugError(f"your function keeps no token at all, so there is nothing to draw from {given}")

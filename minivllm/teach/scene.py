@@ -162,8 +162,8 @@ def in_layers(scene: Scene) -> None:
 
 
 def add_heading(scene: Scene, title: str, aside: str, sentences: list[str]) -> None:
-    """The top of a view, 76 high: a title, something quiet at the right, and below as many of `sentences` as two lines hold."""
-    scene.add(Label(0, 18, title, 17, bold=True), Label(WIDTH, 18, aside, 14, "end", quiet=True))
+    """The top of a view, 76 high: a title, something quiet at the right or "", and below as many of `sentences` as two lines hold."""
+    scene.add(Label(0, 18, title, 17, bold=True), *[Label(WIDTH, 18, aside, 14, "end", quiet=True)] * bool(aside))
     for index, line in enumerate(fit_sentences(sentences, 15, WIDTH, 2)):
         scene.add(Label(0, 42 + 20 * index, line, 15))
 

@@ -20,7 +20,7 @@ _PATTERNS = {
     "cross": ("x", 8, '<path d="M0 0l8 8M8 0l-8 8" style="stroke:{ink}"/>'),
 }
 _INK = {"hatch": "#fff", "dots": "#a2a2a2", "cross": "#e69f00"}
-_PATTERN_FILLS = {"hatch": [f for f in FILLS if f[0] == "s"] + ["many"], "dots": ["grey", "pale"], "cross": ["t0"]}
+_PATTERN_FILLS = {"hatch": [f for f in FILLS if f[0] == "s"] + ["many"], "dots": ["grey", "pale"], "cross": ["t0", None]}
 
 
 def clean(text: str) -> str:
@@ -32,14 +32,14 @@ def _number(value: float) -> str:
     return f"{round(value, 1):g}"
 
 
-def _fill_class(fill: str, pattern: str | None = None) -> str:
+def _fill_class(fill: str | None, pattern: str | None = None) -> str:
     """Two or three letters: a picture has many boxes and must stay small."""
-    return (fill if fill[-1].isdigit() else f"f{fill[0]}") + (_PATTERNS[pattern][0] if pattern else "")
+    return ("o" if fill is None else fill if fill[-1].isdigit() else f"f{fill[0]}") + (_PATTERNS[pattern][0] if pattern else "")
 
 
 def _box(box: Box, tips: bool) -> list[str]:
     x, y, w, h = map(_number, (box.x, box.y, box.w, box.h))
-    names = [_fill_class(box.fill, box.pattern)] if box.fill else []
+    names = [_fill_class(box.fill, box.pattern)] if box.fill or box.pattern else []
     names += {"thin": [], "thick": ["k"], "dashed": ["e"], "none": ["n"]}[box.border]
     kind = f' class="{" ".join(names)}"' if names else ""
     path = f'<path{kind} d="M{x} {y}h{w}v{h}H{x}z"'
@@ -87,7 +87,7 @@ def definitions(name: str) -> str:
         _, size, drawing = _PATTERNS[pattern]
         ink = drawing.format(ink=_INK[pattern])
         parts += [f'<pattern id="{name}-{_fill_class(key, pattern)}" width="{size}" height="{size}" patternUnits="userSpaceOnUse">'
-                  f'<path d="M0 0h{size}v{size}h-{size}z" style="stroke:none;fill:{FILLS[key]}"/>{ink}</pattern>' for key in keys]
+                  f'<path d="M0 0h{size}v{size}h-{size}z" style="stroke:none;fill:{FILLS[key] if key else "none"}"/>{ink}</pattern>' for key in keys]
     return f"<defs>{''.join(parts)}</defs>"
 
 

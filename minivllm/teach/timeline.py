@@ -6,7 +6,7 @@ from typing import Any
 
 from minivllm.teach.captions import caption, count
 from minivllm.teach.history import Frame, SequenceLog
-from minivllm.teach.scene import WIDTH, Box, Label, Scene, colour_of, fit_sentences, fitting_size, swatches
+from minivllm.teach.scene import WIDTH, Box, Label, Scene, add_heading, colour_of, fitting_size, swatches
 from minivllm.teach.view import View
 
 #: status -> fill, pattern, sign, what the legend says.
@@ -40,15 +40,13 @@ class TimelineView(View):
         words, room = caption(frame), min(self.rows, len(self.history.sequences))
         scene = Scene(WIDTH, 0, alt=f"Step {frame.step}. {' '.join(words)} " + ", ".join(
             f"{log.name} {frame.sequences[log.seq_id].status}" for log in logs if log.seq_id in frame.sequences))
-        scene.add(Label(0, 18, f"Step {frame.step}", 17, bold=True),
-                  *[Label(0, 42 + 20 * i, line, 15) for i, line in enumerate(fit_sentences(words, 15, WIDTH, 2))])
+        hidden = sum(seq.log.at(frame.step) is not None for seq in frame.sequences.values()) - len(logs)
+        add_heading(scene, f"Step {frame.step}", f"and {count(hidden, 'sequence')} before these" if hidden > 0 else "", words)
         pitch = self._pitch()
         for row, log in enumerate(logs):
             self._row(scene, frame, log, first, pitch, 78 + row * _ROW)
         y = 78 + room * _ROW
         self._axis(scene, frame, first, pitch, y)
-        hidden = sum(seq.log.at(frame.step) is not None for seq in frame.sequences.values()) - len(logs)
-        scene.add(*[Label(WIDTH, 18, f"and {count(hidden, 'sequence')} before these", 13, "end", quiet=True)] if hidden > 0 else [])
         legend = swatches((Box(0, 0, 24, 20, fill, pattern, text=sign), meaning) for fill, pattern, sign, meaning in LOOKS.values())
         scene.place(legend, 0, y + 36)
         scene.height = y + 36 + legend.height

@@ -41,8 +41,11 @@ class DecodeGraphs:
         self.num_replays = self.num_padded_rows = 0
 
     @classmethod
-    def capture(cls, model: nn.Module, backend: AttentionBackend, batch: DecodeBatch, sizes: list[int]) -> DecodeGraphs | None:
-        """All graphs, the largest first so that the others fit into its memory; None, with one warning, if that fails."""
+    def capture(cls, model: nn.Module, backend: AttentionBackend, batch: DecodeBatch, sizes: list[int], num_ranks: int) -> DecodeGraphs | None:
+        """All graphs, the largest first so that the others fit into its memory. If that fails: None, with one warning.
+
+        Of several ranks, one cannot go on without graphs while the others wait for it in theirs: RuntimeError, which ends them all.
+        """
         graphs = cls(model, backend, batch, sizes)
         random_state = torch.cuda.get_rng_state(batch.device)
         try:
@@ -50,6 +53,8 @@ class DecodeGraphs:
             for size in sorted(sizes, reverse=True):
                 pool = graphs._capture_one(size, pool)
         except Exception as error:
+            if num_ranks > 1:
+                raise RuntimeError("capturing CUDA graphs failed on one of several ranks: see the error above, or set enforce_eager=True") from error
             graphs.graphs.clear()
             torch.cuda.synchronize(batch.device)
             torch.cuda.empty_cache()
@@ -85,7 +90,6 @@ class DecodeGraphs:
         stream.wait_stream(torch.cuda.current_stream(self.batch.device))
         with torch.cuda.stream(stream):
             self.forward(size)  # compiles kernels and makes the libraries' workspaces, which capture could not
-        torch.cuda.current_stream(self.batch.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):  # other threads may go on
             hidden = self.forward(size)

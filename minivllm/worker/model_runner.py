@@ -120,14 +120,13 @@ class ModelRunner:
     @torch.inference_mode()
     def capture(self, config: EngineConfig) -> None:
         """On a GPU: warm up, then capture decode graphs, if the backend has them and the user does not want it eager."""
-        if self.device.type != "cuda":
-            return
-        self.warm_up()
+        if self.device.type == "cuda":
+            self.warm_up()
         if not self.wants_graphs(config):
             return
         most_blocks = -(-config.max_model_len // config.block_size)
         batch = DecodeBatch(config.max_num_seqs, most_blocks, config.block_size, self.device)
-        self.graphs = DecodeGraphs.capture(self.model, self.backend, batch, graph_sizes(config.max_num_seqs))
+        self.graphs = DecodeGraphs.capture(self.model, self.backend, batch, graph_sizes(config.max_num_seqs), self.ranks.size)
 
     @on_its_device
     @torch.inference_mode()

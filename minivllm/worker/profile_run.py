@@ -89,9 +89,9 @@ def _graph_bytes(runner: ModelRunner, num_rows: int, most_blocks: int, block_siz
     batch = DecodeBatch(num_rows, most_blocks, block_size, runner.device)
     kept = []
     for some in ([sizes[-1]], [sizes[0]]):
-        kept.append(DecodeGraphs.capture(runner.model, runner.backend, batch, some))
+        kept.append(DecodeGraphs.capture(runner.model, runner.backend, batch, some, runner.ranks.size))
         readings.append(free())
-        if runner.ranks.smallest(int(kept[-1] is not None)) == 0:  # which was said
+        if kept[-1] is None:  # which was said
             return None
     largest, smallest = (max(0, before - after) for before, after in zip(readings, readings[1:]))
     hidden = sum(sizes[:-1]) * runner.model_config.hidden_size * runner.dtype.itemsize

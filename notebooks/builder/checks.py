@@ -63,7 +63,7 @@ def the_pair_agrees(built: Built) -> Iterator[str]:
 
 
 def the_stamps_are_current(built: Built) -> Iterator[str]:
-    for tag, text, what in (("header", header_text(built.series, built.entry), "first"), ("setup", setup_text(built.series), None)):
+    for tag, text, what in (("header", header_text(built.series, built.entry), "first"), ("setup", setup_text(built.series, built.entry), None)):
         cells = [cell for cell in built.nb.cells if tag in tags(cell)]
         if [cell.source for cell in cells] != [text] or what and built.nb.cells[0] is not cells[0]:
             yield f"the {tag} cell is not what series.toml and pyproject.toml say; run python notebooks/build.py {built.entry.number}"

@@ -12,7 +12,7 @@ from nbformat import NotebookNode
 
 from .execute import WIDGET
 from .series import Entry, Series
-from .stamp import BADGE
+from .stamp import BADGE, KAGGLE_BADGE
 
 LIVE = "Live view: it moves while the notebook runs, and is not part of this page."
 #: What a script that asks the network holds; the address of SVG's namespace is a name, and nobody asks for it.
@@ -69,7 +69,7 @@ def for_a_page(nb: NotebookNode) -> NotebookNode:
     nb = copy.deepcopy(nb)
     for cell in nb.cells:
         if cell.cell_type == "markdown":
-            cell.source = cell.source.replace(BADGE, "[Open in Colab]")
+            cell.source = cell.source.replace(BADGE, "[Open in Colab]").replace(KAGGLE_BADGE, "[Open in Kaggle]")
         for output in cell.get("outputs", []):
             if WIDGET in output.get("data", {}):
                 output.data = {"text/html": f'<p class="live">{LIVE}</p>'}

@@ -21,6 +21,7 @@ class Entry:
     topic: str
     minutes: int
     status: str
+    kaggle: bool = False  # whether it is worth two GPUs: a badge of Kaggle, and a setup cell that works there
 
     @property
     def name(self) -> str:

@@ -13,12 +13,14 @@ from .series import Entry, Series
 
 COLAB = "https://colab.research.google.com"
 GITHUB = "https://github.com"
+KAGGLE = "https://kaggle.com"
 BADGE = f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]"
+KAGGLE_BADGE = f"[![Open in Kaggle]({KAGGLE}/static/images/open-in-kaggle.svg)]"
 
 HEADER = """\
 # {heading}
 
-{badge}({address})
+{badge}({address}){more}
 
 {topic}
 
@@ -39,6 +41,21 @@ if find_spec("google") and find_spec("google.colab") and not find_spec("minivllm
 from minivllm.teach import notebook
 notebook.where()"""
 
+#: What a notebook's setup cell says in the place of its first condition if it is to run on Kaggle too, which says so in the environment.
+IN_COLAB = """\
+import importlib, subprocess
+from importlib.util import find_spec
+
+if find_spec("google") and find_spec("google.colab") and not find_spec("minivllm"):  # a fresh Colab
+"""
+IN_EITHER = """\
+import importlib, os, subprocess
+from importlib.util import find_spec
+
+kaggle, colab = "KAGGLE_KERNEL_RUN_TYPE" in os.environ, find_spec("google") and find_spec("google.colab")
+if (kaggle or colab) and not find_spec("minivllm"):  # a fresh Kaggle or Colab
+"""
+
 
 def link(series: Series, entry: Entry | None, none: str) -> str:
     """Links where the notebook is there, its name where it is still planned. Colab cannot follow a relative one."""
@@ -53,15 +70,21 @@ def colab_address(series: Series, entry: Entry) -> str:
     return f"{COLAB}/github/{series.repository}/blob/{series.tag}/notebooks/{entry.name}.ipynb"
 
 
+def kaggle_address(series: Series, entry: Entry) -> str:
+    return f"{KAGGLE}/kernels/welcome?src={GITHUB}/{series.repository}/blob/{series.tag}/notebooks/{entry.name}.ipynb"
+
+
 def header_text(series: Series, entry: Entry) -> str:
     before, after = series.neighbours(entry)
-    return HEADER.format(heading=entry.heading, badge=BADGE, address=colab_address(series, entry), topic=entry.topic,
+    more = f"\n{KAGGLE_BADGE}({kaggle_address(series, entry)})" if entry.kaggle else ""
+    return HEADER.format(heading=entry.heading, badge=BADGE, address=colab_address(series, entry), more=more, topic=entry.topic,
                          before=link(series, before, "none, this is the first"), after=link(series, after, "none, this is the last"),
                          minutes=entry.minutes, runs=series.runs)
 
 
-def setup_text(series: Series) -> str:
-    return SETUP.format(tag=series.tag, repository=series.repository, github=GITHUB)
+def setup_text(series: Series, entry: Entry | None = None) -> str:
+    text = SETUP.replace(IN_COLAB, IN_EITHER) if entry is not None and entry.kaggle else SETUP
+    return text.format(tag=series.tag, repository=series.repository, github=GITHUB)
 
 
 def stamp(nb: NotebookNode, series: Series, entry: Entry) -> None:
@@ -78,4 +101,4 @@ def stamp(nb: NotebookNode, series: Series, entry: Entry) -> None:
         setup = new_code_cell(metadata={"tags": ["setup"]})
         first = next((at for at, cell in enumerate(nb.cells) if cell.cell_type == "code"), len(nb.cells))
         nb.cells.insert(first, setup)
-    setup.source = setup_text(series)
+    setup.source = setup_text(series, entry)

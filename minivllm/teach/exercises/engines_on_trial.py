@@ -16,6 +16,7 @@ from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.sequence import Sequence
 from minivllm.sampling_params import SamplingParams
 from minivllm.teach.bugs_blocks import FreshBlocksForHits
+from minivllm.teach.compare import a_kind
 from minivllm.teach.diagnose import Result
 from minivllm.teach.exercise import one_line
 from minivllm.teach.mirror import VOCAB, MirrorRunner
@@ -103,7 +104,7 @@ def judge(function: Any, mistakes: list[tuple[Callable, str]]) -> Result:
     if function is None or function is ... or is_stub(function):
         return Result("not attempted", NOT_ATTEMPTED)
     if not callable(function):
-        return Result("failed", f"give the function itself: check.cache_works(cache_works); this is a {type(function).__name__}")
+        return Result("failed", f"give the function itself: check.cache_works(cache_works); this is {a_kind(function)}")
     trials = [_try(function, engine) for engine in ENGINES]
     if all(isinstance(trial.verdict, NotImplementedError) for trial in trials):
         return Result("not attempted", not_attempted(function))
@@ -140,7 +141,7 @@ def _try(function: Any, engine: OnTrial) -> _Trial:
 
 
 def _show(verdict: Any) -> str:
-    return str(verdict) if isinstance(verdict, (bool, int, type(None))) else f"a {type(verdict).__name__}"
+    return str(verdict) if isinstance(verdict, (bool, int, type(None))) else a_kind(verdict)
 
 
 def _cause(function: Any, trials: list[_Trial], verdict: Any, mistakes: list[tuple[Callable, str]]) -> str:

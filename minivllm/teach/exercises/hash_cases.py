@@ -12,6 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from minivllm.teach.compare import a_kind
 from minivllm.teach.diagnose import Result
 from minivllm.teach.exercise import one_line
 from minivllm.teach.stub import NOT_ATTEMPTED, is_stub, not_attempted, returned_none
@@ -73,7 +74,7 @@ def judge(function: Any) -> Result:
     if function is None or function is ... or is_stub(function):
         return Result("not attempted", NOT_ATTEMPTED)
     if not callable(function):
-        return Result("failed", f"give the function itself: check.block_hashes(block_hashes); this is a {type(function).__name__}")
+        return Result("failed", f"give the function itself: check.block_hashes(block_hashes); this is {a_kind(function)}")
     for number, case in enumerate(CASES, start=1):
         try:
             _check(function, case)
@@ -140,7 +141,7 @@ def _why_raised(message: str) -> str:
 
 def _check_count(hashes: Any, length: int, size: int, name: str) -> None:
     if not isinstance(hashes, (list, tuple)):
-        raise Wrong(f"a {type(hashes).__name__}", "a list", "return a list with one hash for each full block, the first block's first")
+        raise Wrong(a_kind(hashes), "a list", "return a list with one hash for each full block, the first block's first")
     want = length // size
     if len(hashes) == want:
         return
@@ -159,7 +160,7 @@ def _check_kinds(hashes: list[Any]) -> None:
         if hasattr(digest, "digest"):
             raise Wrong("hash objects", "their values", "two hash objects are never equal: take the value, with .digest()")
         if isinstance(digest, bool) or not isinstance(digest, (bytes, str, int)):
-            raise Wrong(f"a {type(digest).__name__} for a hash", "bytes", "each hash is a value of its own, such as "
+            raise Wrong(f"{a_kind(digest)} for a hash", "bytes", "each hash is a value of its own, such as "
                         "hashlib.sha256(...).digest()")
     if not hashes:
         return

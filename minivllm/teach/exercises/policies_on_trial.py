@@ -13,6 +13,7 @@ from typing import Any, Optional
 
 from minivllm.engine.sequence import Sequence
 from minivllm.teach.arrivals import Arrival, Record, run
+from minivllm.teach.compare import a_kind
 from minivllm.teach.diagnose import Result, _labelled
 from minivllm.teach.exercise import one_line
 from minivllm.teach.stub import NOT_ATTEMPTED, is_stub, not_attempted, returned_none
@@ -49,7 +50,7 @@ class Checked:
         except TypeError as error:
             if hasattr(given, "__next__"):
                 raise
-            raise PolicyProblem(f"a {type(given).__name__}", "yield pairs (sequence, most tokens), or return a list of them") from error
+            raise PolicyProblem(a_kind(given), "yield pairs (sequence, most tokens), or return a list of them") from error
         if list(waiting) != before:
             raise PolicyProblem("a queue that has changed", "`waiting` belongs to the scheduler, which takes out what it admits: only look "
                                 "at it, as in `for seq in waiting`")
@@ -62,12 +63,12 @@ class Checked:
 
 def _check_pair(pair: Any) -> None:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise PolicyProblem(f"a {type(pair).__name__} among what it yields", "yield pairs (sequence, most tokens): `yield seq, budget`")
+        raise PolicyProblem(f"{a_kind(pair)} among what it yields", "yield pairs (sequence, most tokens): `yield seq, budget`")
     if not isinstance(pair[0], Sequence):
-        raise PolicyProblem(f"a pair that begins with a {type(pair[0]).__name__}", "the first of a pair is the sequence itself, not its "
+        raise PolicyProblem(f"a pair that begins with {a_kind(pair[0])}", "the first of a pair is the sequence itself, not its "
                     "number")
     if isinstance(pair[1], bool) or not isinstance(pair[1], int):
-        raise PolicyProblem(f"a pair that ends with a {type(pair[1]).__name__}", "the most tokens must be a whole number: divide with "
+        raise PolicyProblem(f"a pair that ends with {a_kind(pair[1])}", "the most tokens must be a whole number: divide with "
                     "//, or int()")
 
 
@@ -189,7 +190,7 @@ def judge(function: Any) -> Result:
     if function is None or function is ... or is_stub(function):
         return Result("not attempted", NOT_ATTEMPTED)
     if not callable(function):
-        return Result("failed", f"give the function itself: check.policy(policy); this is a {type(function).__name__}")
+        return Result("failed", f"give the function itself: check.policy(policy); this is {a_kind(function)}")
     for number, trial in enumerate(TRIALS, start=1):
         checked = Checked(function)
         record = run(trial.arrivals, checked, trial.max_num_seqs, trial.budget, max_steps=trial.max_steps)
