@@ -443,6 +443,7 @@ scaling.figure({key: ms for one in found for key, ms in two_gpus.step_times(one)
 #   and a kernel with half the work is not twice as fast. We did not measure which.
 # - **With many sequences bytes count.** At 256 the 8B model gains nothing, 10.96 instead of 10.74 ms: 73 all-reduces of 2 MB, 37 us each, are 2.70 ms.
 # - **Long prompts gain most.** 8,192 tokens of prompts take 116 ms instead of 190 with the 8B model, 1.64 times as fast: arithmetic halves, and each latency is paid once for all of them. (The small model loses even there.)
+#   Adding up in chunks beside the computation (`overlap_chunk_size`) gained nothing: 120 ms with two chunks, 152 with eight.
 #
 # **A pair for nothing:** Kaggle lends two T4. The badge at the top opens this notebook there; choose the accelerator "GPU T4 x2" and switch the internet on, then run all. The setup cell installs the package there as in Colab, and
 # the cell below generates with `tensor_parallel_size=2`. Said plainly: this notebook was never run on Kaggle. If the setup fails there, its error says where.
