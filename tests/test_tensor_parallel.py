@@ -5,6 +5,7 @@ import os
 import pickle
 import random
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -361,20 +362,39 @@ def test_ctrl_c_leaves_a_script_its_llm_and_its_death_takes_the_ranks_along(dire
     assert not alive
 
 
-def test_torchrun_starts_the_ranks_instead_and_an_llm_can_be_made_again(directory, tmp_path):
+def torchrun_script(directory, tmp_path, times):
     file = tmp_path / "script.py"
     file.write_text(textwrap.dedent(f"""
         import os
         from minivllm import LLM, SamplingParams
-        for _ in range(2):
+        for _ in range({times}):
             with LLM({str(directory)!r}, device="cpu", num_kv_blocks=64, max_model_len=250, tensor_parallel_size=2) as llm:
                 outputs = llm.generate({PROMPTS}, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), use_tqdm=False)
                 print(os.environ["RANK"], [output["token_ids"] for output in outputs], flush=True)
     """))
     with LLM(directory, device="cpu", num_kv_blocks=64, max_model_len=250) as llm:
-        want = f"0 {tokens(llm)}"
-    done = python(str(file), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+        return str(file), f"0 {tokens(llm)}"
+
+
+def test_torchrun_starts_the_ranks_instead_and_an_llm_can_be_made_again(directory, tmp_path):
+    file, want = torchrun_script(directory, tmp_path, 2)
+    done = python(file, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     assert done.stdout.splitlines() == [want, want]
+
+
+def test_two_launchers_as_on_two_machines_make_one_llm(directory, tmp_path):
+    file, want = torchrun_script(directory, tmp_path, 1)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1",
+               "--master-port", str(port), "--node-rank"]
+    nodes = [subprocess.Popen([*command, node, file], stdout=subprocess.PIPE, text=True, env=environment()) for node in ("0", "1")]
+    try:
+        said = [node.communicate(timeout=120)[0] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert said == [want + "\n", ""] and [node.returncode for node in nodes] == [0, 0]
 
 
 def test_one_device_needs_none_of_it(directory):
