@@ -9,7 +9,7 @@ import torch
 from minivllm import LLM, SamplingParams
 from minivllm.teach import check, plug_sampling, sampling_bench, sampling_figures
 from minivllm.teach.break_it import attempt
-from minivllm.teach.bugs_sampling import by_column, draw, run_batch
+from minivllm.teach.bugs.sampling import by_column, draw, run_batch
 from minivllm.teach.exercises import sampling
 from minivllm.worker import filters
 

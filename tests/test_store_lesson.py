@@ -15,7 +15,7 @@ from minivllm.kernels.jit import tl as real_tl
 from minivllm.kernels.store_kvcache import store_kvcache_torch
 from minivllm.teach import SlotView, check, paper_triton, plug_store, store_bench
 from minivllm.teach.paper_triton import NotOnPaper, OutOfBounds, launch, told
-from minivllm.teach.slots import slot_mapping
+from minivllm.teach.views.slots import slot_mapping
 from minivllm.worker import batch
 
 tl = real_tl if real_tl is not None else paper_triton.tl

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from minivllm.teach import ladder, notebook, sketch
-from minivllm.teach.recompute import RecomputeView
+from minivllm.teach.views.recompute import RecomputeView
 
 
 def png_size(figure):

@@ -19,11 +19,11 @@ from minivllm.engine.events import PoolState, Trace
 from minivllm.engine.sequence import SequenceStatus
 from minivllm.engine.step import StepResult
 from minivllm.teach import BatchView, BlockView, GraphView, MemoryView, TimelineView
-from minivllm.teach.history import History, letter_name
-from minivllm.teach.live import Pacer
-from minivllm.teach.memory_view import human_size, pool_parts
-from minivllm.teach.scene import DARK, FILLS, Box, Label, Scene, contrast, text_width
-from minivllm.teach.svg import svg
+from minivllm.teach.views.history import History, letter_name
+from minivllm.teach.views.live import Pacer
+from minivllm.teach.views.memory_view import human_size, pool_parts
+from minivllm.teach.views.scene import DARK, FILLS, Box, Label, Scene, contrast, text_width
+from minivllm.teach.views.svg import svg
 
 VIEWS = [BlockView, TimelineView, MemoryView, BatchView]
 CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

@@ -4,14 +4,14 @@ import importlib
 from typing import Any
 
 _WHERE = {  # name -> module; imported when first asked for, so that nothing but torch is needed to import the package
-    "BlockView": "blocks",
-    "TimelineView": "timeline",
-    "MemoryView": "memory_view",
-    "BatchView": "batch",
-    "RecomputeView": "recompute",
-    "SlotView": "slots",
-    "GraphView": "graph_view",
-    "RankView": "rank_view",
+    "BlockView": "views.blocks",
+    "TimelineView": "views.timeline",
+    "MemoryView": "views.memory_view",
+    "BatchView": "views.batch",
+    "RecomputeView": "views.recompute",
+    "SlotView": "views.slots",
+    "GraphView": "views.graph_view",
+    "RankView": "views.rank_view",
 }
 
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minivllm.teach import figures
-from minivllm.teach.captions import count
-from minivllm.teach.scene import WIDTH, Box, Label, Scene, swatches
+from minivllm.teach.views import figures
+from minivllm.teach.views.captions import count
+from minivllm.teach.views.scene import WIDTH, Box, Label, Scene, swatches
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,7 +20,7 @@ _MOST_LAYERS = 14  # the graph walks over several, so that none finds its pages 
 
 def saved() -> dict[str, Any]:
     """Measured on an H200: device; copy_bandwidth in bytes a second; cases and block_sizes as `measure` gives them."""
-    return json.loads(resources.files("minivllm.teach").joinpath("h200_decode.json").read_text())
+    return json.loads(resources.files("minivllm.teach").joinpath("saved", "h200_decode.json").read_text())
 
 
 def measure() -> dict[str, Any]:

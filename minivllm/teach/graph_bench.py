@@ -1,6 +1,6 @@
 """What a decode step costs on a CUDA GPU, launch by launch and as a graph: a model of Qwen3-0.6B's shape with random weights.
 
-Owns the measurements that notebook 09 shows, live or from h200_graphs.json. Draws nothing and knows no notebook.
+Owns the measurements that notebook 09 shows, live or from saved/h200_graphs.json. Draws nothing and knows no notebook.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _UNFUSED = ("kernels.rms_norm", "kernels.silu_and_mul", "kernels.rope_store", "k
 
 def saved() -> dict[str, Any]:
     """What `measure` gave on an H200; {} where the file is not there."""
-    file = resources.files("minivllm.teach").joinpath("h200_graphs.json")
+    file = resources.files("minivllm.teach").joinpath("saved", "h200_graphs.json")
     return json.loads(file.read_text()) if file.is_file() else {}
 
 

@@ -16,7 +16,7 @@ from minivllm.llm import LLM
 from minivllm.sampling_params import SamplingParams
 from minivllm.teach.exercise import one_line
 from minivllm.teach.exercises.policies_on_trial import Checked, PolicyProblem
-from minivllm.teach.history import letter_name
+from minivllm.teach.views.history import letter_name
 from minivllm.teach.plug import PlugError, _borrowed
 from minivllm.teach.stub import is_stub, not_attempted
 

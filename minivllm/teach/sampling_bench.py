@@ -22,7 +22,7 @@ from minivllm.worker.logits import History
 from minivllm.worker.logprobs import sampled_logprobs
 from minivllm.worker.sampler import SamplingBatch, sample
 
-FILE = Path(__file__).with_name("h200_sampling.json")
+FILE = Path(__file__).with_name("saved") / "h200_sampling.json"
 ROWS, VOCAB, HISTORY = 256, 151_936, 200
 
 #: name -> what the rows ask for.

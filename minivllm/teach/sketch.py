@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from minivllm.teach.figures import picture
+from minivllm.teach.views.figures import picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

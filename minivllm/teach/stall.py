@@ -18,7 +18,7 @@ from minivllm.llm import LLM
 from minivllm.sampling_params import SamplingParams
 from minivllm.simulate.modes import whole_prompts_first
 
-FILE = Path(__file__).with_name("h200_stall.json")
+FILE = Path(__file__).with_name("saved") / "h200_stall.json"
 PROMPT, ANSWER, DECODING = 8192, 48, 8
 BUDGETS = (8192 + DECODING, 2048, 512, 128)
 

@@ -1,6 +1,6 @@
 """What a cache write costs: torch's indexed copy against the Triton kernel, launch included (eager) and on the device alone (graph).
 
-Owns the candidates and the pool that they write to. Knows no notebook: 03 shows what `measure` returns, live or from h200_store.json.
+Owns the candidates and the pool that they write to. Knows no notebook: 03 shows what `measure` returns, live or from saved/h200_store.json.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def measure(device: str | torch.device | None = None, tokens: tuple[int, ...] = 
 
 def saved() -> dict[str, Any] | None:
     """What `measure` printed on an H200; None where the file is not there."""
-    file = resources.files("minivllm.teach").joinpath("h200_store.json")
+    file = resources.files("minivllm.teach").joinpath("saved", "h200_store.json")
     return json.loads(file.read_text()) if file.is_file() else None
 
 

@@ -22,7 +22,7 @@ from minivllm.engine.engine import Engine
 from minivllm.llm import LLM
 from minivllm.sampling_params import SamplingParams
 
-FILE = Path(__file__).with_name("h200_swap.json")
+FILE = Path(__file__).with_name("saved") / "h200_swap.json"
 LENGTHS = (512, 2048, 8192)
 
 

@@ -17,7 +17,7 @@ from minivllm.engine.engine import Engine
 from minivllm.llm import LLM
 from minivllm.sampling_params import SamplingParams
 
-FILE = Path(__file__).with_name("h200_ttft.json")
+FILE = Path(__file__).with_name("saved") / "h200_ttft.json"
 LENGTHS, NEW = (512, 2048, 8192), 16
 
 

@@ -2,7 +2,7 @@
 
     python -m minivllm.teach.two_gpus FILE.json FILE2.json    condense raw files of `minivllm bench parallel` into what the notebook shows
 
-What is saved (`h200_parallel.json`): device, torch, date; for each shape under `shapes` the lists throughput, all_reduce, in_a_step,
+What is saved (`saved/h200_parallel.json`): device, torch, date; for each shape under `shapes` the lists throughput, all_reduce, in_a_step,
 greedy, prefill and life of the raw file, fewer fields each.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).with_name("h200_parallel.json")
+FILE = Path(__file__).with_name("saved") / "h200_parallel.json"
 MISSING = "no figures of two H200 are saved beside this notebook yet: what follows is predicted alone"
 Found = dict[str, Any]
 

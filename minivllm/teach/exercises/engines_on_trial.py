@@ -15,7 +15,7 @@ from minivllm.engine.engine import Engine
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.sequence import Sequence
 from minivllm.sampling_params import SamplingParams
-from minivllm.teach.bugs_blocks import FreshBlocksForHits
+from minivllm.teach.bugs.blocks import FreshBlocksForHits
 from minivllm.teach.compare import a_kind
 from minivllm.teach.diagnose import Result
 from minivllm.teach.exercise import one_line

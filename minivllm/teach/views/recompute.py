@@ -5,8 +5,8 @@ Fed by hand, one call a step: the engine of notebook 01 has no events. Drawn and
 
 from __future__ import annotations
 
-from minivllm.teach.scene import Box, Label, Scene, swatches
-from minivllm.teach.stepped import Stepped
+from minivllm.teach.views.scene import Box, Label, Scene, swatches
+from minivllm.teach.views.stepped import Stepped
 
 _LEFT, _CELL_HEIGHT, _MOST = 74, 26, 60
 

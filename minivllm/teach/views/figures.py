@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from minivllm.teach.scene import DARK, FILLS, MARK, MUTED, Box, Label, Scene
+from minivllm.teach.views.scene import DARK, FILLS, MARK, MUTED, Box, Label, Scene
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

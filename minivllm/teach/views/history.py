@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from minivllm.engine.events import Event, PoolState, Trace
-from minivllm.teach.contents import Contents
+from minivllm.teach.views.contents import Contents
 
 #: What a sequence does in a step. "idle": it runs, but the policy gave it nothing.
 STATUSES = ("waiting", "prefill", "decode", "preempted", "finished", "idle")

@@ -9,8 +9,8 @@ from typing import Any
 
 from minivllm.engine.block_manager import BlockManager
 from minivllm.engine.sequence import Sequence
-from minivllm.teach.engine_fault import compare_setups
-from minivllm.teach.fault import Comparison, Fault
+from minivllm.teach.bugs.engine_fault import compare_setups
+from minivllm.teach.bugs.fault import Comparison, Fault
 from minivllm.teach.trial import Setup, Trial, require_int
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from minivllm.teach.captions import caption, count
-from minivllm.teach.history import Frame
-from minivllm.teach.scene import WIDTH, Box, Label, Scene, add_heading, colour_of, cut, in_layers, swatches
-from minivllm.teach.view import View
+from minivllm.teach.views.captions import caption, count
+from minivllm.teach.views.history import Frame
+from minivllm.teach.views.scene import WIDTH, Box, Label, Scene, add_heading, colour_of, cut, in_layers, swatches
+from minivllm.teach.views.view import View
 
 _MOST_BLOCKS, _MOST_SLOTS = 24, 16  # what can be read
 _LEFT, _HEIGHT = 76, 27

@@ -7,8 +7,8 @@ from typing import Any
 from minivllm.engine.block_manager import BlockManager
 from minivllm.engine.policies import Policy, first_come_first_served
 from minivllm.teach.arrivals import Arrival, Record, run
-from minivllm.teach.captions import count
-from minivllm.teach.fault import Comparison, Fault
+from minivllm.teach.views.captions import count
+from minivllm.teach.bugs.fault import Comparison, Fault
 from minivllm.teach.trial import BadInput, require_int
 
 #: So many later requests before an earlier one, and it counts as starved: the next one that comes would be served before it as well.

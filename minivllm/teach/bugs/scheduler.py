@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.sequence import Sequence, SequenceStatus
-from minivllm.teach.engine_fault import INPUTS, compare_engines
-from minivllm.teach.fault import Fault
+from minivllm.teach.bugs.engine_fault import INPUTS, compare_engines
+from minivllm.teach.bugs.fault import Fault
 from minivllm.teach.trial import Setup, Trial
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from minivllm.teach import groups
-from minivllm.teach.captions import caption, count
-from minivllm.teach.history import Frame, SequenceFrame
-from minivllm.teach.scene import (WIDTH, Box, Label, Scene, add_heading, colour_of, cut, cut_front, fitting_size, in_layers, swatches,
+from minivllm.teach.views import groups
+from minivllm.teach.views.captions import caption, count
+from minivllm.teach.views.history import Frame, SequenceFrame
+from minivllm.teach.views.scene import (WIDTH, Box, Label, Scene, add_heading, colour_of, cut, cut_front, fitting_size, in_layers, swatches,
                                    text_width)
-from minivllm.teach.view import View
+from minivllm.teach.views.view import View
 
 _MAX_CELLS = 512
 

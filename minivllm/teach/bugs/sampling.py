@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from minivllm.kernels.philox import philox_4x32
-from minivllm.teach.captions import count
-from minivllm.teach.fault import Comparison, Fault
+from minivllm.teach.views.captions import count
+from minivllm.teach.bugs.fault import Comparison, Fault
 from minivllm.teach.trial import BadInput, require_int
 
 _VOCAB, _MOST_REQUESTS, _MOST_TOKENS = 50, 6, 16

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from minivllm.teach.scene import DARK, FILLS, SIZES, Box, Label, Scene
+from minivllm.teach.views.scene import DARK, FILLS, SIZES, Box, Label, Scene
 
 #: The text colour of the page around it: Jupyter's, Colab's, VS Code's, or what it inherits.
 PAGE_COLOUR = "var(--jp-ui-font-color1,var(--colab-primary-text-color,var(--vscode-editor-foreground,currentColor)))"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from minivllm.teach.captions import caption, count
-from minivllm.teach.history import Frame, SequenceLog
-from minivllm.teach.scene import WIDTH, Box, Label, Scene, add_heading, colour_of, fitting_size, swatches
-from minivllm.teach.view import View
+from minivllm.teach.views.captions import caption, count
+from minivllm.teach.views.history import Frame, SequenceLog
+from minivllm.teach.views.scene import WIDTH, Box, Label, Scene, add_heading, colour_of, fitting_size, swatches
+from minivllm.teach.views.view import View
 
 #: status -> fill, pattern, sign, what the legend says.
 LOOKS = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from minivllm.teach.history import Frame
-from minivllm.teach.scene import WIDTH, Box, Label, Scene, text_width
-from minivllm.teach.view import View
+from minivllm.teach.views.history import Frame
+from minivllm.teach.views.scene import WIDTH, Box, Label, Scene, text_width
+from minivllm.teach.views.view import View
 
 Part = tuple[str, int, Box, str]  # name, size, how it looks, a remark
 

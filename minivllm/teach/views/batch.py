@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from minivllm.teach.captions import count
-from minivllm.teach.history import Frame
-from minivllm.teach.scene import WIDTH, Box, Label, Scene, add_heading, fitting_size, swatches
-from minivllm.teach.view import View
+from minivllm.teach.views.captions import count
+from minivllm.teach.views.history import Frame
+from minivllm.teach.views.scene import WIDTH, Box, Label, Scene, add_heading, fitting_size, swatches
+from minivllm.teach.views.view import View
 
 _LEFT, _TOP, _HEIGHT = 62, 86, 180
 

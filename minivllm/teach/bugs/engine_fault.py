@@ -10,7 +10,7 @@ from typing import Any
 
 from minivllm.engine.block_manager import BlockManager
 from minivllm.engine.scheduler import Scheduler
-from minivllm.teach.fault import Comparison, Fault
+from minivllm.teach.bugs.fault import Comparison, Fault
 from minivllm.teach.trial import Setup, Trial, read_setup, run_trial
 
 INPUTS = {"requests": ..., "num_kv_blocks": 8, "block_size": 4, "max_num_seqs": 2}

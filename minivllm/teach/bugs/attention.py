@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from minivllm.teach.fault import Comparison, Fault
+from minivllm.teach.bugs.fault import Comparison, Fault
 from minivllm.teach.trial import BadInput, require_int
 
 _NUM_SLOTS = 16

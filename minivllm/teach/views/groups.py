@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minivllm.teach.history import Frame
-from minivllm.teach.scene import WIDTH, Box, Label, Scene, colour_of, fitting_size, in_layers, swatches
+from minivllm.teach.views.history import Frame
+from minivllm.teach.views.scene import WIDTH, Box, Label, Scene, colour_of, fitting_size, in_layers, swatches
 
 if TYPE_CHECKING:
-    from minivllm.teach.blocks import BlockView
+    from minivllm.teach.views.blocks import BlockView
 
 _MAX_CELLS, _PER_ROW, _MARGIN, _H, _GAP = 512, 32, 60, 23, 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from minivllm.engine.events import Event
-from minivllm.teach.history import Frame
+from minivllm.teach.views.history import Frame
 
 _ENDS = {"stop": "it said its end token", "length": "it reached its length", "abort": "aborted"}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from minivllm.layers.parallel import local_kv_heads
-from minivllm.teach.blocks import BlockView, _Grid, _legend, _totals
-from minivllm.teach.captions import caption
-from minivllm.teach.history import Frame
-from minivllm.teach.scene import WIDTH, Box, Label, Scene, add_heading
+from minivllm.teach.views.blocks import BlockView, _Grid, _legend, _totals
+from minivllm.teach.views.captions import caption
+from minivllm.teach.views.history import Frame
+from minivllm.teach.views.scene import WIDTH, Box, Label, Scene, add_heading
 
 _MOST_BLOCKS = 64
 

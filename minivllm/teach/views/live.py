@@ -10,12 +10,12 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from minivllm.teach.svg import svg
+from minivllm.teach.views.svg import svg
 
 if TYPE_CHECKING:
     from minivllm.engine.engine import Engine
-    from minivllm.teach.stepped import Stepped
-    from minivllm.teach.view import View
+    from minivllm.teach.views.stepped import Stepped
+    from minivllm.teach.views.view import View
 
 _SHORTEST = 0.1   # seconds from the end of a redraw to the next: at most ten a second
 _RATIO = 19       # a redraw that took t is followed by 19 t without one: at most 5% of the time

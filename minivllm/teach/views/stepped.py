@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from minivllm.teach.live import Panel
-from minivllm.teach.scene import Scene
-from minivllm.teach.svg import animation, svg
+from minivllm.teach.views.live import Panel
+from minivllm.teach.views.scene import Scene
+from minivllm.teach.views.svg import animation, svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from minivllm.teach.player import Page
+    from minivllm.teach.views.player import Page
 
 
 class Stepped:
@@ -40,7 +40,7 @@ class Stepped:
 
     def figure(self, step: int | None = None, steps: Iterable[int] | None = None, columns: int = 1) -> Figure:
         """A matplotlib Figure of `step`, by default the last; or of several `steps`, in rows of `columns`."""
-        from minivllm.teach import figures
+        from minivllm.teach.views import figures
 
         if step is not None and steps is not None:
             raise ValueError(f"give step={step} or steps, not both")
@@ -51,7 +51,7 @@ class Stepped:
 
         steps: by default all; of more than `max_steps` the last ones.
         """
-        from minivllm.teach import player
+        from minivllm.teach.views import player
 
         return player.page([(number, self.scene(number)) for number in self._chosen(steps, max_steps)])
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import Trace
-from minivllm.teach.history import Frame, History
-from minivllm.teach.live import Pacer, at_the_end_of_cells
-from minivllm.teach.scene import Scene
-from minivllm.teach.stepped import Stepped
+from minivllm.teach.views.history import Frame, History
+from minivllm.teach.views.live import Pacer, at_the_end_of_cells
+from minivllm.teach.views.scene import Scene
+from minivllm.teach.views.stepped import Stepped
 
 
 class View(Stepped):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minivllm.teach.fault import Comparison, Fault
+from minivllm.teach.bugs.fault import Comparison, Fault
 from minivllm.teach.tape import Tape
 from minivllm.teach.trial import BadInput, require_int
 

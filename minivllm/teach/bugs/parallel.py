@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from minivllm.layers.parallel import Ranks
-from minivllm.teach.fault import Comparison, Fault
+from minivllm.teach.bugs.fault import Comparison, Fault
 from minivllm.teach.thread_ranks import on_ranks
 from minivllm.teach.trial import BadInput, require_int
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from minivllm.teach.scene import Scene
-from minivllm.teach.svg import PAGE_COLOUR, content_name, definitions, items_of, opening, style
+from minivllm.teach.views.scene import Scene
+from minivllm.teach.views.svg import PAGE_COLOUR, content_name, definitions, items_of, opening, style
 
 _MAX_BYTES_WITH_TIPS = 100_000  # a long run is kept small: it goes without what a pointer would be told
 _BUTTONS = [("first", "|◀", "First step"), ("back", "◀", "One step back"), ("play", "Play", "Play or stop"),
