@@ -17,10 +17,11 @@
 # Previous: [09 CUDA graphs and torch.compile](09_cuda_graphs.ipynb) ([in Colab](https://colab.research.google.com/github/OWNER/minivllm/blob/v0.1.0/notebooks/09_cuda_graphs.ipynb)) · Next: 11 LoRA and quantized weights (planned) · 75 minutes with the exercises · runs on a CPU, on Colab's free T4 and on larger GPUs
 
 # %% [markdown]
-# **You will build** one layer that several ranks compute together: by hand, on threads, with an all-reduce of your own. Then the embedded model runs on three real processes and says the same words.
+# **You will build** one layer that several processes, **ranks**, compute together: by hand, on threads, with an **all-reduce** (their sum, for all) of your own. Then the embedded model runs on three real
+# processes and generates the same tokens.
 #
 # **You will learn** which matrix is cut which way, and why a layer needs just two all-reduces; what each rank holds of weights and KV cache; how many bytes the ranks exchange; and to predict
-# when two GPUs are faster than one, and when they are slower.
+# when two GPUs are faster than one, and when slower.
 #
 # **You need** heads and kv heads ([notebook 01](01_naive_attention.ipynb)), the pool ([04](04_paged_attention.ipynb)) and the idea that a decode step reads all weights ([02](02_kv_cache.ipynb)).
 # No GPU: the ranks are processes on this machine.
@@ -70,7 +71,7 @@ for name in ("qwen3-0.6b", "qwen3-8b"):
                   f"read in {own.read / 1e6 / rate:5.2f} ms at least")
 
 # %% [markdown]
-# An 8B model does not fit a T4 (16 GB), and no cleverness in one GPU's kernels makes it faster than its memory. With more than one GPU there are three ways:
+# An 8B model does not fit a T4 (16 GB), and no kernel reads faster than its GPU's memory. With more than one GPU there are three ways:
 #
 # - **A copy on each**: twice the requests a second, but a model that does not fit still does not, and a token takes as long.
 # - **Some layers on each** (pipeline parallelism): it fits, but a token still passes through all layers, one GPU after the other.
@@ -93,7 +94,7 @@ for name in ("qwen3-0.6b", "qwen3-8b"):
 #     [1 1]                        the sum:                [10 9]  =  x A B
 # ```
 #
-# The first cut gives pieces that lie **side by side**: whole numbers of the result, some on each rank. The second gives **summands**: each rank has something for every number of the result. And what
+# The first cut gives pieces that lie **side by side**: finished numbers of the result, some on each rank. The second gives **summands**: each rank has something for every number of the result. And what
 # the first cut leaves on a rank is exactly what the second one needs there. So only the sum at the end has to travel. The operation that gives every rank the sum of all is an **all-reduce**.
 #
 # ## 3. Two ways to cut
@@ -111,8 +112,8 @@ print("summands:", [one.tolist() for one in summands], "sum:", sum(summands).tol
 print("x A B:", (x @ A.T @ B.T).tolist())
 
 # %% [markdown]
-# **The naive way** is to cut each matrix alone and put the result together each time: two exchanges for two products. Column first, then row, needs one. Row first, then column, would need more, because of what stands
-# between the two products of an MLP: an activation. It works on single numbers, so pieces side by side can bear it. Summands cannot:
+# **The naive way** is to cut each matrix alone and put the result together each time: two exchanges for two products. Column first, then row, needs one. Row first, then column, needs two: between the
+# products of an MLP stands an activation, which works on single numbers. Pieces side by side can bear it, summands cannot:
 
 # %%
 silu = F.silu
@@ -124,8 +125,8 @@ print(f"of summands: silu(2) + silu(-1) = {(silu(first) + silu(second)).item():.
 # %% [markdown]
 # ## 4. Build it
 #
-# Our ranks are threads first. They meet at a table: each lays its tensor down, waits until all have, and adds up what lies there. The second wait keeps a fast rank from clearing the table while
-# a slow one still reads.
+# Our ranks are threads first. They meet at a table: each lays its tensor down, waits until all have, and adds up what lies there. The second wait keeps a fast rank from laying down
+# its next tensor while a slow one still reads.
 
 # %%
 import threading
@@ -174,7 +175,7 @@ def mlp(rank, table):
 print("on all ranks:", [torch.allclose(y, wanted, atol=1e-4) for y in on_ranks(3, mlp)])
 
 # %% [markdown]
-# **The trap of merged weights.** Engines keep gate and up as one matrix, to save a launch. Cut *that* into three, and rank 0 gets 1024 rows of gate and none of up. The shapes fit, so nobody complains:
+# **The trap of merged weights.** Engines keep gate and up as one matrix, so that one kernel does both. Cut *that* into three, and rank 0 gets 1024 rows of gate and none of up. The shapes fit, so nobody complains:
 
 # %%
 merged, numbers = torch.cat((gate, up)), torch.arange(3072)               # gate's rows are 0 to 1535
@@ -216,12 +217,12 @@ print("on all ranks:", [torch.allclose(y, wanted, atol=1e-4) for y in on_ranks(3
 # %% [markdown]
 # Two all-reduces a layer, then: one for attention, one for the MLP. Between them x and the norms are whole on every rank; each computes them for itself.
 #
-# **The two ends.** The embedding and the output layer are cut by the vocabulary. A rank looks up the ids that it holds and adds zeros for the others: an all-reduce. For the logits each rank computes its part of the
+# **The two ends.** The embedding and the output layer are cut by the vocabulary. A rank looks up the ids that it holds and takes zeros for the others; an all-reduce adds up. For the logits each rank computes its part of the
 # vocabulary, and the parts are put side by side: an **all-gather**.
 #
 # ### What does not divide
 #
-# Query heads and the MLP's width must divide by the number of ranks. Kv heads may be fewer: then neighbouring ranks hold the same one, and the cache a rank holds stops shrinking.
+# The number of ranks must divide the query heads and the MLP's width. Kv heads may be fewer than ranks: then neighbouring ranks hold the same one, and the cache a rank holds stops shrinking.
 
 # %%
 from minivllm.models import ModelConfig
@@ -256,7 +257,7 @@ llm.close()
 print("pool [2, L, N, S, K, D]:", tuple(pool.shape))
 
 # %% [markdown]
-# Now three. `tensor_parallel_size=3` starts two processes beside this one; rank 0 is this kernel. On CPUs they talk through gloo, on GPUs through NCCL. (`close_all` is for those who run the cell twice. Ranks
+# Now three. `tensor_parallel_size=3` starts two processes beside this one; rank 0 is this kernel. On CPUs they talk through torch's gloo, on GPUs through NVIDIA's NCCL. (`close_all` is for those who run the cell twice. Ranks
 # end with the `LLM`, and with this kernel, however it ends.)
 
 # %%
@@ -272,7 +273,7 @@ print("the same tokens:", answers() == wanted)
 from minivllm.teach import rank_probes
 
 ask = llm.runner.everywhere
-norms = 4 * 576 * (2 * 30 + 1)                                            # whole on every rank
+norms = 4 * 576 * (2 * 30 + 1)                # bytes: two a layer and the last, whole on every rank
 whole_bytes = sum(parameter.nbytes for parameter in model.parameters())
 print("weights of one rank:", f"{whole_bytes:,} bytes; of each of three:", ask(rank_probes.weight_bytes))
 print("expected:", (whole_bytes - norms) // 3 + norms)
@@ -283,9 +284,9 @@ print("each rank's pool:", ask(rank_probes.pool_shape)[0], "; side by side they 
       torch.allclose(torch.cat(pools, dim=4), pool, atol=1e-3))
 
 # %% [markdown]
-# The last line is the most telling one. The three pools, put side by side at their heads, are the pool of one rank: every slot of every block.
+# The last line tells most: the three pools, side by side at their heads, are the pool of one rank, every slot of every block.
 #
-# **Other numbers of ranks**, for a small random model with 8 heads and 2 kv heads. `ThreadRunner` is the package's runner on threads with a table, as ours in section 4, so it starts at once. On 4 ranks two share each kv head:
+# **Other numbers of ranks**, for a small random model with 8 heads and 2 kv heads. `ThreadRunner` runs its ranks on threads, as in section 4, so it starts at once. On 4 ranks two share each kv head:
 
 # %%
 from minivllm.teach.thread_runner import ThreadRunner, random_model
@@ -293,7 +294,7 @@ from minivllm.teach.thread_runner import ThreadRunner, random_model
 some = [[5, 6, 7, 8, 9], list(range(20, 37)), [3]]
 with random_model() as directory:
     for size in (1, 2, 4):
-        with ThreadRunner(directory, size, load_format="dummy") as runner:
+        with ThreadRunner(directory, size, load_format="dummy") as runner:  # the same random weights
             tokens = runner.generate(some, [6, 6, 6])
             caches = [rank.pool.cache for rank in runner.runners]
             first = tokens if size == 1 else first
@@ -329,11 +330,11 @@ view.figure(step=view.steps[0] + 1)
 
 # %% [markdown]
 # Every rank has the same blocks for the same sequences, and one block table serves all. What differs is what lies in the slots: K and V of another head. That is why sharing prefixes, preemption and eviction
-# needed no change at all for several ranks: they are about blocks.
+# needed no change: they are about blocks.
 #
 # ## 8. Count the bytes
 #
-# A good all-reduce does not send everything to everybody. In a **ring** each of N ranks cuts its tensor into N chunks and passes chunks on to its neighbour: N - 1 times to add up, N - 1 times to hand round the sums.
+# Of a large tensor an all-reduce does not send everything to everybody. In a **ring** each of N ranks cuts its tensor into N chunks and passes chunks on to its neighbour: N - 1 times to add up, N - 1 times to hand round the sums.
 
 # %%
 def ring_all_reduce(tensors):
@@ -357,7 +358,7 @@ for n in (2, 3, 4, 8):
           f"{sent / size:.2f} = 2 x {n - 1} / {n} times as many")
 
 # %% [markdown]
-# Never more than twice the tensor, however many ranks. Now **predict** a step of the real engine with T tokens, of which R rows sample: 2 x 30 layers + 1 embedding = 61 all-reduces of [T, 576], and one all-gather of
+# Never more than twice the tensor, however many ranks. (NCCL knows other ways, too, and chooses by size.) Now **predict** a step of the real engine with T tokens, of which R rows sample: 2 x 30 layers + 1 embedding = 61 all-reduces of [T, 576], and one all-gather of
 # [R, 49152 / 3]. `said` holds what rank 0 did in section 7:
 
 # %%
@@ -372,9 +373,10 @@ for one in said:
 running = [(5 + 12 + 5, 3), (3, 3), (3, 3), (2, 2), (1, 1), (1, 1)]      # T, R of each step
 for (message, calls), (tokens, rows) in zip(steps, running):
     as_predicted = calls == {("all-reduce", (tokens, 576)): 61, ("all-gather", (rows, 49152 // 3)): 1}
-    sent = 61 * scaling.ring_bytes(4 * tokens * 576, 3) + 2 * 4 * rows * 49152 // 3
+    gathered = 2 * 4 * rows * 49152 // 3  # bytes: a ring of 3 passes each rank's part on twice
+    sent = 61 * scaling.ring_bytes(4 * tokens * 576, 3) + gathered
     told = "below 1,000" if 100 <= message < 1000 else message  # whole requests, as pickle writes them
-    print(f"{tokens:2} tokens: as predicted {as_predicted}; a rank sends {sent:11,.0f} bytes;",
+    print(f"{tokens:2} tokens: as predicted {as_predicted}; in a ring a rank sends {sent:9,.0f} bytes;",
           f"the step's message {told} bytes")
 
 # %% [markdown]
@@ -392,8 +394,8 @@ llm.close()
 # %% [markdown]
 # ## 9. Predict, then measure
 #
-# On two GPUs a decode step reads half the weights and half the K/V on each. What stays whole: launching some hundred kernels, and the host's work. What is new: 2 L + 1 all-reduces and a gather, each with a **latency** (however small it is)
-# and its bytes. Datasheets give 16 GB/s each way for the T4's PCIe 3 and 450 for an H200's NVLink. The latencies are assumptions: 25 us over PCIe, 10 us over NVLink. Memory is read at 88% of what its datasheet says, as an H200 does. One sequence on H200s, in full:
+# On two GPUs a decode step reads half the weights and half the K/V on each. What stays whole: launching hundreds of kernels, and the host's work. What is new: 2 L + 1 all-reduces and a gather, each with a **latency** (however small it is)
+# and its bytes. Datasheets give 16 GB/s each way for the T4's PCIe 3 and 450 for an H200's NVLink. The latencies are assumptions: 25 us over PCIe, 10 us over NVLink. Memory is read at 88% of what its datasheet says, launches and host take 1.2 ms or more: both as on an H200. One sequence on H200s, in full:
 
 # %%
 for name, calls in (("qwen3-0.6b", 2 * 28 + 1 + 1), ("qwen3-8b", 2 * 36 + 1 + 1)):
@@ -404,7 +406,7 @@ for name, calls in (("qwen3-0.6b", 2 * 28 + 1 + 1), ("qwen3-8b", 2 * 36 + 1 + 1)
 print("", *scaling.lines(), sep="\n")
 
 # %% [markdown]
-# Before you look at anything measured, three things to take from the table:
+# Three things to take from the table, before anything is measured:
 #
 # - **A small model on fast GPUs gets slower.** Qwen3-0.6B reads its weights in 0.28 ms on an H200; halving that saves 0.14, and 58 latencies cost 0.58.
 # - **It is the latency, not the bytes**, at few sequences: an all-reduce of one row of Qwen3-8B is 4,096 x 2 = 8 KB.
@@ -419,34 +421,38 @@ print(f"{78 / 45:.2f} times as fast: {one:.1f} ms, {two:.1f} ms;",
       f"half of the first is {one / 2:.1f}: {left:.1f} ms are left")
 for layers in (28, 36):
     print(f"over the {2 * layers + 1} calls of {layers} layers: {1e3 * left / (2 * layers + 1):.0f} us each")
+print(f"in {one:.1f} ms a T4 reads {0.32 * one:.1f} GB at most: if a step is a token, 14 is not all weights")
 print(f"memory: 14 / 2 = {14 // 2} GB, so {8 - 14 // 2} GB a card is not split")
 
 # %% [markdown]
-# It does: what is left is 23 to 30 us a call, if all of it is latency. That is where our 25 us come from. And about 1 GB a card that is not split is what CUDA, NCCL and the buffers take.
+# It can: what is left is 23 to 30 us a call, if all of it is latency. Our 25 us come from there, so this does not test them. And about 1 GB a card that is not split is what CUDA, NCCL and buffers take.
 #
 # ## 10. Two GPUs, for real
 #
-# The next cell shows what was saved from two H200, and measures where torch sees two GPUs. The figure draws measured steps as diamonds on the prediction.
+# The next cell shows what was saved from two H200, and measures where torch sees two GPUs. In the figure bars are predicted, diamonds measured.
 
 # %% tags=["nbval-ignore-output"]
 from minivllm.teach import two_gpus
 
 found = [two_gpus.saved()] + ([two_gpus.measure()] if torch.cuda.device_count() >= 2 else [])
 print(*(line for one in found for line in two_gpus.lines(one)), sep="\n")
+for row in found[0]["shapes"]["qwen3-8b"]["prefill"]:
+    if row["overlap_chunk_size"]:
+        print(f"qwen3-8b's prompts, chunks of {row['overlap_chunk_size']:,}: {row['ms']:.1f} ms on 2 GPUs")
 scaling.figure({key: ms for one in found for key, ms in two_gpus.step_times(one).items()})
 
 # %% [markdown]
 # On the two H200:
 #
 # - **The direction was right.** Qwen3-0.6B gets slower, one sequence from 1.46 to 2.18 ms (predicted 1.49 to 1.93). Qwen3-8B gets faster, 1.18 times (predicted 1.28). So was the latency: 11.6 us for the smallest all-reduce.
-# - **Something is missing in the prediction.** In a step of the small model NCCL takes 0.37 ms. 2.18 - 1.46, and 0.14 that halving saves, less 0.37: 0.49 ms are neither. Two ranks do not start a step at the same moment,
+# - **Something is missing in the prediction.** In a step of the small model NCCL takes 0.37 ms, and halving saves 0.14: 2.18 - (1.46 - 0.14) - 0.37 = 0.49 ms are neither. Two ranks do not start a step at the same moment,
 #   and a kernel with half the work is not twice as fast. We did not measure which.
 # - **With many sequences bytes count.** At 256 the 8B model gains nothing, 10.96 instead of 10.74 ms: 73 all-reduces of 2 MB, 37 us each, are 2.70 ms.
 # - **Long prompts gain most.** 8,192 tokens of prompts take 116 ms instead of 190 with the 8B model, 1.64 times as fast: arithmetic halves, and each latency is paid once for all of them. (The small model loses even there.)
 #   Adding up in chunks beside the computation (`overlap_chunk_size`) gained nothing: 120 ms with two chunks, 152 with eight.
 #
-# **A pair for nothing:** Kaggle lends two T4. The badge at the top opens this notebook there; choose the accelerator "GPU T4 x2" and switch the internet on, then run all. The setup cell installs the package there as in Colab, and
-# the cell below generates with `tensor_parallel_size=2`. Said plainly: this notebook was never run on Kaggle. If the setup fails there, its error says where.
+# **A pair for nothing:** Kaggle lends two T4. The badge at the top opens this notebook there; choose the accelerator "GPU T4 x2" and switch the internet on (Kaggle wants a verified phone number), then run all. The setup cell installs the package there as in Colab, and
+# the cell below generates with `tensor_parallel_size=2`. This notebook was never run on Kaggle. If the setup fails there, its error says where.
 
 # %% tags=["nbval-ignore-output"]
 from minivllm.teach import notebook
@@ -499,7 +505,7 @@ def shard_qkv_solution(weight, num_heads, num_kv_heads, rank, size):
 check.shard_qkv(shard_qkv_solution)
 
 # %% [markdown]
-# **Optional: the real model, cut by you.** Three ranks, as threads with a table; your function makes the q, k and v weights of all 30 layers.
+# **Optional: the real model, cut by you.** Three ranks, on threads; your function makes the q, k and v weights of all 30 layers.
 
 # %% tags=["exercise-1-plug"]
 from minivllm.teach import plug_parallel
@@ -510,7 +516,7 @@ plug_parallel.shard_qkv(shard_qkv, "smollm2", 3, prompts, wanted)
 # %% [markdown] tags=["exercise-2-statement"]
 # ### Exercise 2: a row-parallel layer with a bias (medium, 10 minutes)
 #
-# Write `row_parallel(x, weight, bias, rank, all_reduce)`, what one rank computes: `x [T, in / N]` and `weight [out, in / N]` are its own parts, `bias [out]` is the whole one, or None. `all_reduce(tensor)` returns the sum of what all ranks
+# Write `row_parallel(x, weight, bias, rank, all_reduce)`, what one of N ranks computes: `x [T, in / N]` and `weight [out, in / N]` are its own parts, `bias [out]` is the whole one, or None. `all_reduce(tensor)` returns the sum of what all ranks
 # give it. Return y [T, out], the whole result, the same on every rank. The check runs your function on 1 to 6 ranks at once.
 #
 # Example, two ranks, one input each: x = [1], weight = [[3]] on rank 0; x = [2], weight = [[4]] on rank 1; bias [10]. Both return 1 x 3 + 2 x 4 + 10 = 21.
@@ -575,7 +581,7 @@ check.break_it("reduced_columns", x=[1, 0], ranks=2)
 # No rung for the ladder: three ranks on one machine's CPU share its cores.
 #
 # **How vLLM does it.** `vllm/model_executor/layers/linear.py` has the same layers under the same names, and `vocab_parallel_embedding.py` beside it the two ends. `vllm/distributed/parallel_state.py` owns the groups.
-# For small tensors `vllm/distributed/device_communicators/custom_all_reduce.py` goes around NCCL: each GPU reads its neighbours' memory directly, at a fraction of the latency. `vllm/v1/executor/multiproc_executor.py` starts the workers, and sends
-# them each step through shared memory (`shm_broadcast.py`).
+# For small tensors `vllm/distributed/device_communicators/custom_all_reduce.py` goes around NCCL: each GPU reads the others' memory directly, at a fraction of the latency. `vllm/v1/executor/multiproc_executor.py` starts the workers, and sends
+# them each step through shared memory (`vllm/distributed/device_communicators/shm_broadcast.py`).
 #
-# **Next:** 11 makes weights smaller, and gives one model many voices.
+# **Next:** 11 makes weights smaller, and gives one model many adapters.

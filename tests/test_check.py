@@ -1,12 +1,14 @@
 """The exercise checkers: every listed mistake gets its own hint, every right way passes, and nothing a learner writes breaks them."""
 
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
 import torch
 
-from minivllm.teach import check
+from minivllm.teach import check, diagnose
 from minivllm.teach.compare import show
 from minivllm.teach.exercise import run
 from minivllm.teach.exercises import EXERCISES, attention, graphs, kv_cache, paged, sharding
@@ -284,6 +286,20 @@ def test_an_exception_is_told_with_its_line():
     text = text_of("blocks_needed", function)
     assert "raised IndexError: list index out of range (your line 3: return sizes[num_tokens])" in text
     assert "an index runs past the end" in text
+
+
+def test_what_is_kept_of_the_right_answer_keeps_nothing_of_who_asked(monkeypatch):
+    monkeypatch.setattr(diagnose, "_kept", {})
+
+    def ask():
+        mine = torch.zeros(3)
+        assert check.result("append", kv_cache.append).status == "passed"  # the right answer raises in some cases, and so do the mistakes
+        assert check.result("append", lambda *args: 0).status == "failed"
+        return weakref.ref(mine)
+
+    mine = ask()
+    gc.collect()
+    assert mine() is None and any(outcome.raised for outcomes in diagnose._kept.values() for outcome in outcomes)
 
 
 THREE = torch.zeros(3, 4)

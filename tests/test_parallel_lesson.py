@@ -152,10 +152,49 @@ def test_no_answer_is_too_strange(value):
     (lambda x, weight, bias, rank, all_reduce: all_reduce(x @ weight), "the shapes of two tensors do not fit"),
     (lambda x, weight, bias, rank, all_reduce: all_reduce(x[rank:]), "every rank must call each collective"),
     (lambda x, weight, bias, rank, all_reduce: 1 / rank, "ZeroDivisionError"),
+    (lambda *args: row_parallel(*args).tolist(), "returns a list where a tensor [T, out] is wanted"),
+    (lambda *args: row_parallel(*args) if args[3] == 0 else all_and(None, args), "rank 1 returns None: every rank must return"),
+    (lambda x, weight, bias, rank, all_reduce: row_parallel(x, weight, bias, rank, all_reduce)[:, rank:], "nothing in its shape may depend on rank"),
+    (lambda x, weight, bias, rank, all_reduce: all_reduce([x @ weight.T]), "all_reduce takes one tensor"),
     (3, "give the function itself"),
 ])
 def test_what_a_row_parallel_layer_does_wrong_is_told(function, words):
     assert words in " ".join(text_of("row_parallel", function).split())
+
+
+def all_and(value, args):
+    row_parallel(*args)
+    return value
+
+
+@pytest.mark.parametrize("index, name", [(0, "x"), (1, "weight"), (2, "bias")])
+@pytest.mark.parametrize("only", [None, 1], ids=["every rank", "rank 1"])
+def test_a_rank_that_changes_what_it_was_given_is_found(index, name, only):
+    def function(*args):
+        y = row_parallel(*args)
+        if args[index] is not None and only in (None, args[3]):
+            args[index].add_(1)
+        return y
+
+    assert f"changes its input {name} in place" in check.result("row_parallel", function).cause
+
+
+def test_in_the_first_check_every_rank_has_something_to_add():
+    """Else a rank without all_reduce would print the right numbers."""
+    first = ROW_PARALLEL.cases[0].args
+    parts = zip(first["x"].chunk(2, dim=1), first["weight"].chunk(2, dim=1))
+    assert all((x @ weight.T).all() for x, weight in parts)
+
+
+def test_only_halves_that_are_rounded_down_pass():
+    """The cases tell // from round(), which goes to the even neighbour, and from a product of what was divided before."""
+    for first in (lambda rank, kv, size: min(kv - 1, round(rank * kv / size)), lambda rank, kv, size: rank * (kv // size)):
+        def function(weight, num_heads, num_kv_heads, rank, size):
+            heads = weight.view(num_heads + 2 * num_kv_heads, -1, weight.shape[1])
+            start, held, own = first(rank, num_kv_heads, size), max(1, num_kv_heads // size), num_heads // size
+            rows = [*range(rank * own, (rank + 1) * own)]
+            return heads[rows + [num_heads + part * num_kv_heads + start + n for part in (0, 1) for n in range(held)]].flatten(0, 1)
+        assert check.result("shard_qkv", function).status == "failed"
 
 
 def test_one_rank_alone_is_no_excuse_for_the_bias():
@@ -180,6 +219,13 @@ def test_the_fault_is_exposed_where_arithmetic_says_so():
         text = attempt("reduced_columns", x=[a, b], ranks=size)
         assert text.startswith("exposed: " if right != wrong else "not exposed: ") and str(right) in text
         assert right == wrong or str(wrong) in text
+
+
+def test_on_several_ranks_only_equal_numbers_that_are_not_negative_hide_the_fault():
+    """What the hint says of them, that relu makes 0 of every unit, holds for no other input."""
+    for a, b, size in itertools.product(range(-9, 10), range(-9, 10), (2, 4)):
+        right, wrong = by_hand([a, b], size)
+        assert (right == wrong) == (a == b >= 0)
 
 
 @pytest.mark.parametrize("inputs, words", [
@@ -221,6 +267,17 @@ def test_a_learners_function_serves_every_layer(tiny, capsys, name, function):
     of_checks = len(SHARD_QKV.cases) if name == "shard_qkv" else sum(case.args["size"] for case in ROW_PARALLEL.cases)
     a_step = 3 * size * (1 if name == "shard_qkv" else 2)  # 3 layers, two of these in each
     assert len(seen) - of_checks == a_step * (1 if name == "shard_qkv" else 6)
+
+
+def test_rows_in_lists_serve_as_they_pass_and_what_fits_the_checks_alone_is_told_in_a_line(tiny, capsys):
+    plug_parallel.shard_qkv(lambda *args: shard_qkv(*args).tolist(), *tiny[:2], PROMPTS, tiny[2])
+    assert capsys.readouterr().out.endswith("the same tokens as one rank's: True\n")
+    plug_parallel.shard_qkv(lambda weight, *args: shard_qkv(weight, *args)[:-1 if weight.shape[1] == 64 else None], *tiny[:2], PROMPTS, tiny[2])
+    plug_parallel.shard_qkv(lambda weight, *args: shard_qkv(weight, *args) if weight.shape[1] < 64 else 1 // 0, *tiny[:2], PROMPTS, tiny[2])
+    plug_parallel.row_parallel(lambda x, *args: row_parallel(x, *args) if x.shape[1] < 8 else 1 // 0, *tiny[:2], PROMPTS, tiny[2])
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.startswith("your function returned [") and "rank 0 needs [" in first
+    assert second.startswith(told := "your function raised ZeroDivisionError") and third.startswith(told)
 
 
 def test_other_weights_give_other_tokens(tiny, capsys):

@@ -163,7 +163,7 @@ def _near(a: float, b: float) -> bool:
 def a_kind(value: Any) -> str:
     """The kind of a value with its article, for a sentence: "an int", "a Tensor", and "None" as it is."""
     name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+    return "None" if value is None else f"{'an' if name[0] in 'aeioAEIO' or name == 'ndarray' else 'a'} {name}"
 
 
 def _answer(value: Any) -> str:

@@ -159,10 +159,12 @@ def _known_mistake(exercise: Exercise, outcomes: list[Outcome], index: int) -> s
 
 
 def _known_outcomes(exercise: Exercise, function: Callable) -> list[Outcome]:
-    """What the exercise's reference, or one of its mistakes, does in every case. Kept: it is the same at every check, and kernels take a while."""
+    """What the exercise's reference, or one of its mistakes, does in every case. Kept: it is always the same, and kernels take a while."""
     key = exercise.name, function
     if key not in _kept:
-        _kept[key] = [run(function, case) for case in exercise.cases]
+        _kept[key] = outcomes = [run(function, case) for case in exercise.cases]
+        for error in (outcome.raised for outcome in outcomes if outcome.raised is not None):  # its frames lead to the caller's, an LLM in them
+            error.__traceback__ = error.__context__ = error.__cause__ = None
     return _kept[key]
 
 

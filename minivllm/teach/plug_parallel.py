@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from minivllm.layers.linear import QKVParallelLinear, RowParallelLinear
 from minivllm.teach import check
-from minivllm.teach.plug import _call
+from minivllm.teach.compare import as_tensor
+from minivllm.teach.plug import PlugError, _call
 from minivllm.teach.stub import NOT_ATTEMPTED, is_stub
-from minivllm.teach.thread_ranks import ThreadRank
+from minivllm.teach.thread_ranks import MeetingError, ThreadRank
 from minivllm.teach.thread_runner import Change, ThreadRunner
 
 
@@ -23,7 +24,12 @@ def shard_qkv(fn: Any, model: str, size: int, prompts: list[list[int]], want: li
             if isinstance(layer, QKVParallelLinear):
                 names = [f"{path.rpartition('.')[0]}.{name}.weight" for name in layer.parts]
                 merged = torch.cat([whole[name].to(layer.weight.dtype) for name in names])
-                layer.weight.copy_(_call(fn, f"(it was given weight {list(merged.shape)})", merged, heads, kv_heads, rank.rank, rank.size))
+                given = f"(it was given weight {list(merged.shape)})"
+                rows = as_tensor(_call(fn, given, merged, heads, kv_heads, rank.rank, rank.size))  # its checker takes lists, too
+                if rows is None or rows.shape != layer.weight.shape:
+                    got = "no tensor" if rows is None else list(rows.shape)
+                    raise PlugError(f"your function returned {got}, rank {rank.rank} needs {list(layer.weight.shape)} {given}")
+                layer.weight.copy_(rows)
 
     _run("shard_qkv", fn, model, size, prompts, want, change)
 
@@ -53,7 +59,11 @@ def _run(name: str, fn: Any, model: str, size: int, prompts: list[list[int]], wa
     if check.result(name, fn).status != "passed":
         print(f"run the check above first: check.{name} does not pass yet")
         return
-    with torch.no_grad(), ThreadRunner(model, size, change) as runner:
-        got = runner.generate(prompts, [len(tokens) for tokens in want])
-        calls = len(runner.ranks[0].calls)
+    try:
+        with torch.no_grad(), ThreadRunner(model, size, change) as runner:
+            got = runner.generate(prompts, [len(tokens) for tokens in want])
+            calls = len(runner.ranks[0].calls)
+    except (PlugError, MeetingError) as error:
+        print(error)
+        return
     print(f"{size} ranks, {sum(map(len, got))} tokens, {calls} collectives; the same tokens as one rank's: {got == want}")

@@ -26,22 +26,7 @@ HEADER = """\
 
 Previous: {before} · Next: {after} · {minutes} minutes with the exercises · runs {runs}"""
 
-SETUP = """\
-import importlib, subprocess
-from importlib.util import find_spec
-
-if find_spec("google") and find_spec("google.colab") and not find_spec("minivllm"):  # a fresh Colab
-    clone = "git clone -q --depth 1 -b {tag} {github}/{repository} minivllm-source"
-    command = f"(test -d minivllm-source || {{clone}}) && bash minivllm-source/colab_setup.sh"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True)
-    print(done.stdout)
-    if done.returncode:
-        raise RuntimeError(f"minivllm could not be set up: {{done.stderr.strip() or 'no reason given'}}")
-    importlib.invalidate_caches()
-from minivllm.teach import notebook
-notebook.where()"""
-
-#: What a notebook's setup cell says in the place of its first condition if it is to run on Kaggle too, which says so in the environment.
+#: How a notebook's setup cell begins; and how, if it is to run on Kaggle too, which says in the environment that it is Kaggle.
 IN_COLAB = """\
 import importlib, subprocess
 from importlib.util import find_spec
@@ -55,6 +40,16 @@ from importlib.util import find_spec
 kaggle, colab = "KAGGLE_KERNEL_RUN_TYPE" in os.environ, find_spec("google") and find_spec("google.colab")
 if (kaggle or colab) and not find_spec("minivllm"):  # a fresh Kaggle or Colab
 """
+SETUP = """\
+    clone = "git clone -q --depth 1 -b {tag} {github}/{repository} minivllm-source"
+    command = f"(test -d minivllm-source || {{clone}}) && bash minivllm-source/colab_setup.sh"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    print(done.stdout)
+    if done.returncode:
+        raise RuntimeError(f"minivllm could not be set up: {{done.stderr.strip() or 'no reason given'}}")
+    importlib.invalidate_caches()
+from minivllm.teach import notebook
+notebook.where()"""
 
 
 def link(series: Series, entry: Entry | None, none: str) -> str:
@@ -83,8 +78,8 @@ def header_text(series: Series, entry: Entry) -> str:
 
 
 def setup_text(series: Series, entry: Entry | None = None) -> str:
-    text = SETUP.replace(IN_COLAB, IN_EITHER) if entry is not None and entry.kaggle else SETUP
-    return text.format(tag=series.tag, repository=series.repository, github=GITHUB)
+    begin = IN_EITHER if entry is not None and entry.kaggle else IN_COLAB
+    return begin + SETUP.format(tag=series.tag, repository=series.repository, github=GITHUB)
 
 
 def stamp(nb: NotebookNode, series: Series, entry: Entry) -> None:

@@ -39,12 +39,36 @@ def _shards(q: Callable | None = None, kv: Callable | None = None, order: str = 
     return function
 
 
-def _dim_of_queries(weight: Tensor, num_heads: int, num_kv_heads: int, rank: int, size: int) -> Tensor:
-    dim = len(weight) // num_heads
-    q, k, v = weight[:num_heads * dim], weight[num_heads * dim:(num_heads + num_kv_heads) * dim], weight[(num_heads + num_kv_heads) * dim:]
-    kv, first = max(1, num_kv_heads // size), rank * num_kv_heads // size
-    mine = slice(first * dim, (first + kv) * dim)
-    return torch.cat((q[rank * num_heads // size * dim:(rank + 1) * num_heads // size * dim], k[mine], v[mine]))
+def _of_dim(count: Callable, rows: Callable = lambda dim: dim, kv_rows: Callable = lambda dim: dim) -> Callable:
+    """A wrong shard_qkv. count: (H, K) -> how many heads the matrix is thought to have. rows, kv_rows: of a head of q, of k and v, by D."""
+    def function(weight: Tensor, num_heads: int, num_kv_heads: int, rank: int, size: int) -> Tensor:
+        dim = len(weight) // count(num_heads, num_kv_heads)
+        ends = num_heads * dim, (num_heads + num_kv_heads) * dim
+        first, held = rank * num_kv_heads // size, max(1, num_kv_heads // size)
+        mine = slice(first * kv_rows(dim), (first + held) * kv_rows(dim))
+        q = weight[:ends[0]][rank * num_heads // size * rows(dim):(rank + 1) * num_heads // size * rows(dim)]
+        return torch.cat((q, weight[ends[0]:ends[1]][mine], weight[ends[1]:][mine]))
+    return function
+
+
+def _from(first: Callable, count: Callable = lambda heads, size: max(1, heads // size)) -> Callable:
+    """A wrong shard_qkv by slices of k and v: kv heads from first(H, K, rank, size) on, `count` of them, none past the last."""
+    def function(weight: Tensor, num_heads: int, num_kv_heads: int, rank: int, size: int) -> Tensor:
+        start, held = first(num_heads, num_kv_heads, rank, size), count(num_kv_heads, size)
+        kv = lambda heads, *_: range(heads)[start:start + held]
+        return _shards(kv=kv)(weight, num_heads, num_kv_heads, rank, size)
+    return function
+
+
+def _heads_of_queries(weight: Tensor, num_heads: int, num_kv_heads: int, rank: int, size: int) -> Tensor:
+    return _shards(kv=lambda heads, *_: range(heads)[rank * num_heads // size:(rank + 1) * num_heads // size])(
+        weight, num_heads, num_kv_heads, rank, size)
+
+
+def _k_and_v_in_turn(weight: Tensor, num_heads: int, num_kv_heads: int, rank: int, size: int) -> Tensor:
+    own = shard_qkv(weight, num_heads, num_kv_heads, rank, size).view(-1, len(weight) // (num_heads + 2 * num_kv_heads), weight.shape[1])
+    q, k, v = own.split([num_heads // size, *2 * [max(1, num_kv_heads // size)]])
+    return torch.cat((q, torch.stack((k, v), dim=1).flatten(0, 1))).flatten(0, 1)
 
 
 def _by_division(weight: Tensor, num_heads: int, num_kv_heads: int, rank: int, size: int) -> Tensor:
@@ -93,6 +117,7 @@ SHARD_QKV = Exercise("shard_qkv", [
     _qkv(9, 3, 4, 2, 2, 3, "the embedded model's heads on three ranks"),
     _qkv(8, 2, 2, 3, 1, 4, "fewer kv heads than ranks: ranks 0 and 1 hold kv head 0"),
     _qkv(8, 2, 2, 3, 2, 4, "ranks 2 and 3 hold kv head 1"),
+    _qkv(16, 4, 2, 2, 3, 8, "two ranks for a kv head: ranks 2 and 3 hold kv head 1"),
     _qkv(6, 6, 3, 2, 1, 2, "as many kv heads as query heads"),
     _qkv(8, 1, 2, 2, 5, 8, "one kv head: every rank holds it"),
     _qkv(3, 3, 2, 2, 0, 1, "one rank holds all"),
@@ -138,10 +163,45 @@ SHARD_QKV = Exercise("shard_qkv", [
             "k stands before q: the rows are the query heads, then k, then v"),
     Mistake(_shards(order="qk"),
             "the rows of v are missing"),
+    Mistake(_shards(order="q"),
+            "the rows of k and v are missing: a rank needs them of the kv heads that its query heads read"),
+    Mistake(_shards(order="qkk"),
+            "k stands in v's place, too: the rows are the query heads, then k, then v"),
+    Mistake(_k_and_v_in_turn,
+            "k and v follow each other head by head: all of the rank's k heads come first, then all of its v heads"),
+    Mistake(lambda weight, num_heads, num_kv_heads, rank, size: weight,
+            "this is the whole matrix, on every rank: take the rank's part of q, of k and of v"),
+    Mistake(lambda weight, num_heads, num_kv_heads, rank, size: torch.cat([part.chunk(size)[rank] for part in weight.chunk(3)]),
+            "q, k and v are not a third each: q has num_heads heads, k and v have num_kv_heads"),
     Mistake(_shards(scale=lambda dim: 1),
             "one row a head is taken: a head is D rows, D = len(weight) // (num_heads + 2 * num_kv_heads)"),
-    Mistake(_dim_of_queries,
+    Mistake(_of_dim(lambda heads, kv: heads + 2 * kv, rows=lambda dim: 1, kv_rows=lambda dim: 1),
+            "heads are counted as if they were rows: head h begins at row h * D"),
+    Mistake(_of_dim(lambda heads, kv: heads + 2 * kv, kv_rows=lambda dim: 1),
+            "of k and v, heads are counted as if they were rows: kv head h begins at row h * D"),
+    Mistake(_of_dim(lambda heads, kv: heads),
             "D is too large: the merged weight has num_heads + 2 * num_kv_heads heads of D rows"),
+    Mistake(_of_dim(lambda heads, kv: heads + kv),
+            "D is too large: k and v have num_kv_heads heads each, so there are num_heads + 2 * num_kv_heads in the matrix"),
+    Mistake(_of_dim(lambda heads, kv: 3 * heads),
+            "D is too small: k and v have num_kv_heads heads each, not num_heads"),
+    Mistake(_from(lambda heads, kv, rank, size: rank * (kv // size)),
+            "with fewer kv heads than ranks, rank * (num_kv_heads // size) is 0 on every rank: multiply first, then divide"),
+    Mistake(_from(lambda heads, kv, rank, size: rank * max(1, kv // size)),
+            "with fewer kv heads than ranks, this runs past the last kv head: neighbouring ranks share one. The first one is rank * "
+            "num_kv_heads // size"),
+    Mistake(_from(lambda heads, kv, rank, size: min(kv - 1, round(rank * kv / size))),
+            "round() goes up from a half, and so to the next kv head too soon: // always goes down"),
+    Mistake(_from(lambda heads, kv, rank, size: rank * kv // size + 1),
+            "the kv heads begin one too late: heads are counted from 0"),
+    Mistake(_from(lambda heads, kv, rank, size: rank * kv // size, lambda kv, size: kv // size + 1),
+            "one kv head too many where there are as many as ranks, or more: there are max(1, num_kv_heads // size)"),
+    Mistake(_from(lambda heads, kv, rank, size: rank // (heads // kv)),
+            "rank // (num_heads // num_kv_heads) takes a rank for a query head: the rank's first query head is rank * num_heads // size"),
+    Mistake(_heads_of_queries,
+            "k and v are cut by the numbers of the query heads: num_heads // num_kv_heads query heads share one kv head"),
+    Mistake(lambda weight, num_heads, num_kv_heads, rank, size: shard_qkv(weight, num_heads, num_kv_heads, (rank - 1) % size, size),
+            "this is the part of the rank before: ranks are counted from 0"),
     Mistake(lambda weight, num_heads, num_kv_heads, rank, size: _shards()(weight, num_heads, num_kv_heads, 0, size),
             "this is rank 0's part, whoever asks"),
 ])

@@ -16,9 +16,9 @@ class BatchView(View):
     """The batch of each of the last `window` steps of an LLM, an Engine or a Trace."""
 
     def __init__(self, source: Any, window: int = 60, **options: Any):
-        super().__init__(source, **options)
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
+        super().__init__(source, **options)
         self.window = window
 
     @property

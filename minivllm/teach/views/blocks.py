@@ -28,6 +28,7 @@ class BlockView(View):
         num_blocks = len(self.trace.initial.owners)
         first, last = blocks or (0, num_blocks - 1)
         if not 0 <= first <= last < num_blocks:
+            self.close()
             raise ValueError(f"blocks=({first}, {last}) is not within the pool: it has blocks 0 to {num_blocks - 1}")
         self.shown = range(first, last + 1)
         self.max_sequences = sequences

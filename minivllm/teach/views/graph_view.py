@@ -16,9 +16,9 @@ class GraphView(BatchView):
     """The last `window` steps of an LLM, an Engine or a Trace that decodes by graphs of `sizes` (ascending)."""
 
     def __init__(self, source: Any, sizes: list[int], window: int = 60, **options: Any):
-        super().__init__(source, window, **options)
         if not sizes or sorted(sizes) != list(sizes):
             raise ValueError(f"sizes must be a list of graph sizes in ascending order, got {sizes!r:.60}")
+        super().__init__(source, window, **options)
         self.sizes = list(sizes)
 
     @property

@@ -22,8 +22,10 @@ class RankView(BlockView):
             ranks = ranks or self.llm.config.tensor_parallel_size
             heads = heads or (self.llm.model_config.num_heads, self.llm.model_config.num_kv_heads)
         if ranks is None or heads is None:
+            self.close()
             raise ValueError("an Engine or a Trace does not know its ranks: give ranks=3 and heads=(9, 3), or an LLM")
         if len(self.shown) > _MOST_BLOCKS:
+            self.close()
             raise ValueError(f"a RankView draws up to {_MOST_BLOCKS} blocks a rank, and this pool has {len(self.shown)}: "
                              "give blocks=(0, 31)")
         self.ranks, (self.num_heads, self.num_kv_heads) = ranks, heads

@@ -25,9 +25,9 @@ class TimelineView(View):
     """The last `window` steps of the newest `rows` sequences of an LLM, an Engine or a Trace."""
 
     def __init__(self, source: Any, window: int = 60, rows: int = 24, **options: Any):
-        super().__init__(source, **options)
         if window < 1 or rows < 1:
             raise ValueError(f"window and rows must be at least 1, got {window} and {rows}")
+        super().__init__(source, **options)
         self.window, self.rows = window, rows
 
     @property
