@@ -61,6 +61,8 @@ def pytest_terminal_summary(terminalreporter, config):
 def pytest_sessionfinish(session):
     if _skipped and _may_not_skip(session.config) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if session.config.pluginmanager.hasplugin("dsession"):  # the process that started the others: pytest would keep half a GB of each of three runs
+        (session.config._tmp_path_factory.getbasetemp() / "transformers.pt").unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -70,14 +72,17 @@ def cache_directory(tmp_path_factory):
         os.environ["MINIVLLM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
-@pytest.fixture(autouse=True)
-def gpu_to_itself(request, tmp_path_factory):
-    """Of several processes: a test marked gpu(alone=True) reads the device's free memory, so no other GPU test may run beside it."""
-    marker = request.node.get_closest_marker("gpu")
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item):
+    """Of several processes: a test marked gpu(alone=True) reads the device's free memory, so no other GPU test may run beside it.
+
+    Around all of a test: a fixture of a whole module, which may make an engine, is set up before a fixture of the test.
+    """
+    marker = item.get_closest_marker("gpu")
     if marker is None or "PYTEST_XDIST_WORKER" not in os.environ or not torch.cuda.is_available():
         yield
         return
-    with open(tmp_path_factory.getbasetemp().parent / "gpu.lock", "w") as file:
+    with open(item.config._tmp_path_factory.getbasetemp().parent / "gpu.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX if marker.kwargs.get("alone") else fcntl.LOCK_SH)
         yield
 
@@ -117,5 +122,6 @@ def transformers_model(shared_folder):
             return torch.load(saved, weights_only=False)
         model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
         if "PYTEST_XDIST_WORKER" in os.environ:
-            torch.save(model, saved)
+            torch.save(model, saved.with_suffix(".part"))
+            saved.with_suffix(".part").rename(saved)  # whole, or not there
         return model

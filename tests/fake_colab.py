@@ -53,13 +53,14 @@ class FakeColab:
         """In `folder`; `shared` keeps the environment as it was made for the next one: to copy it takes a second, to make it twenty."""
         self.folder = folder
         self.python = folder / "env" / "bin" / "python3"
-        self.site = Path(sysconfig.get_path("purelib", vars={"base": str(folder / "env")}))
+        self.site = Path(sysconfig.get_path("purelib", "posix_prefix", vars={"base": str(folder / "env")}))  # a venv's, on Debian too
         kept = shared / "colab"
         with open(shared / "colab.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not kept.exists():
                 self.make()
-                shutil.copytree(folder / "env", kept, symlinks=True)
+                shutil.copytree(folder / "env", shared / "colab.part", symlinks=True)
+                (shared / "colab.part").rename(kept)  # whole, or not there
             else:
                 shutil.copytree(kept, folder / "env", symlinks=True)
         self.borrow_packages()
@@ -67,8 +68,9 @@ class FakeColab:
     def make(self) -> None:
         """The environment with what Colab has of its own. Its pip is the test environment's: to install another takes longer than all the rest."""
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(self.folder / "env")], check=True, stdout=subprocess.DEVNULL)
-        for name in ("pip", f"pip-{metadata.version('pip')}.dist-info"):
-            (self.site / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
+        pip = metadata.distribution("pip")
+        for name in ("pip", f"pip-{pip.version}.dist-info"):
+            (self.site / name).symlink_to(pip.locate_file(name))
         without_dependencies, with_dependencies = REAL_IN_COLAB
         self.pip("install", *with_dependencies, "tqdm==4.65.0")  # this tqdm is older than the supported range
         self.pip("install", "--no-deps", *without_dependencies)

@@ -38,7 +38,7 @@ def test_defaults_leave_the_choice_to_the_device():
     assert (config.enable_prefix_caching, config.enforce_eager, config.tensor_parallel_size, config.seed) == (True, False, 1, 0)
 
 
-@pytest.mark.parametrize("name", ["block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"])
+@pytest.mark.parametrize("name", ["block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "overlap_chunk_size"])
 def test_counts_are_positive_ints(name):
     assert message(ValueError, **{name: 0}) == f"LLM.{name} must be at least 1, got 0"
     assert message(TypeError, **{name: 1.0}) == f"LLM.{name} must be an int, got 1.0"

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 import warnings
+import weakref
 
 import pytest
 import tiny_models
@@ -150,6 +151,28 @@ def test_a_failed_capture_is_said_once_and_leaves_everything_usable(directory, m
     with llm, warnings.catch_warnings():
         warnings.simplefilter("error")
         assert llm.runner.graphs is None and len(generate(llm)) == 5
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_error_of_a_failed_capture_keeps_no_graph(monkeypatch, num_ranks):
+    """A group of several ranks takes ten seconds to close while graphs with its kernels live."""
+    class Graph:
+        pass
+
+    def capture_one(self, size, pool):
+        self.graphs[size] = made = Graph(), None
+        graphs.append(weakref.ref(made[0]))
+        if size == 2:
+            raise ValueError("planted")
+
+    graphs = []
+    monkeypatch.setattr(DecodeGraphs, "_capture_one", capture_one)
+    for name in ("get_rng_state", "set_rng_state", "synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *args: None)
+    batch = DecodeBatch(4, 2, 4, torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="one of several ranks") if num_ranks > 1 else pytest.warns(UserWarning, match="planted") as kept:
+        assert DecodeGraphs.capture(None, None, batch, [1, 2, 4], num_ranks) is None
+    assert len(graphs) == 2 and kept is not None and graphs[0]() is None
 
 
 @pytest.mark.gpu

@@ -379,10 +379,11 @@ def test_the_progress_bar_counts_requests_and_tokens(whole, capsys):
 
 @pytest.mark.gpu
 def test_close_gives_the_gpus_memory_back():
-    held = []
+    before, held = torch.cuda.memory_allocated(), []
     for _ in range(3):
         llm = LLM("smollm2", device="cuda", gpu_memory_utilization=0.5)
         assert generate(llm, "The capital of France is", SamplingParams(temperature=0, max_tokens=2))[0]["text"] == " Paris."
         llm.close()
         held.append(torch.cuda.memory_allocated())
-    assert held[1] - held[0] < 1 << 20 and held[2] - held[1] < 1 << 20, held  # the first makes cuBLAS's workspaces, which stay
+    assert held[0] - before < 200 << 20, held  # cuBLAS's workspaces, 32 MiB a stream; the weights are 270 MB
+    assert held[1] - held[0] < 1 << 20 and held[2] - held[1] < 1 << 20, held

@@ -173,7 +173,6 @@ def test_a_notebook_for_two_gpus_opens_in_kaggle_too_and_sets_itself_up_there(se
         exec(source.replace("find_spec(", "pretended("), pretended)
 
 
-
 # --- each check can fail ------------------------------------------------------------------------
 
 

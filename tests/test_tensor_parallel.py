@@ -18,7 +18,7 @@ import rank_probes
 import tiny_models
 import torch
 from reference import GreedyReference
-from thread_ranks import ThreadRunner
+from thread_ranks import GlooThreads
 
 from minivllm import LLM, SamplingParams
 from minivllm.config import EngineConfig
@@ -56,7 +56,7 @@ def run(engine, prompts=PROMPTS, params=GREEDY):
                                           *((family, 4) for family in ("llama-biased", "llama-no-gqa", "qwen2-tied", "qwen3"))])
 def test_greedy_tokens_are_those_of_transformers_with_hits_chunks_and_preemptions(family, size, tmp_path):
     reference = GreedyReference(tiny_models.save(family, tmp_path, **shape_of(family)))
-    runner = ThreadRunner(tmp_path, size, overlap_chunk_size=3 if size == 4 else None)
+    runner = GlooThreads(tmp_path, size, overlap_chunk_size=3 if size == 4 else None)
     try:
         engine = runner.engine(**SETTINGS)
         for prompt, tokens in zip(PROMPTS, run(engine)):
@@ -75,7 +75,7 @@ def test_every_option_and_noise_is_that_of_one_rank(tmp_path):
     with LLM(tmp_path, device="cpu", **SETTINGS) as llm:
         want = [run(llm.engine, [PROMPTS[0]], some) for some in params]
         [alone] = llm.generate([PROMPTS[0]], params[2], use_tqdm=False)
-    runner = ThreadRunner(tmp_path, 2)
+    runner = GlooThreads(tmp_path, 2)
     try:
         engine = runner.engine(**SETTINGS)
         assert [run(engine, [PROMPTS[0]], some) for some in params] == want
@@ -409,7 +409,7 @@ def test_one_device_needs_none_of_it(directory):
 
 
 def test_a_group_in_bfloat16_and_float16_adds_and_gathers(directory):
-    runner = ThreadRunner(directory, 2)
+    runner = GlooThreads(directory, 2)
     try:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             assert all(x.tolist() == [[3.0, 3.0]] for x in runner.all(lambda rank: runner.groups[rank].all_reduce(torch.full((1, 2), rank + 1.0, dtype=dtype))))
@@ -420,7 +420,7 @@ def test_a_group_in_bfloat16_and_float16_adds_and_gathers(directory):
 
 
 def test_sums_in_chunks_start_before_the_product_has_ended_and_equal_the_whole(directory):
-    runner = ThreadRunner(directory, 2, overlap_chunk_size=4)
+    runner = GlooThreads(directory, 2, overlap_chunk_size=4)
     seen = [[], []]
 
     def on_rank(rank):

@@ -18,7 +18,7 @@ from minivllm import SamplingParams
 from minivllm.engine.events import PoolState, Trace
 from minivllm.engine.sequence import SequenceStatus
 from minivllm.engine.step import StepResult
-from minivllm.teach import BatchView, BlockView, GraphView, MemoryView, TimelineView
+from minivllm.teach import BatchView, BlockView, GraphView, MemoryView, RankView, SlotView, TimelineView
 from minivllm.teach.views.history import History, letter_name
 from minivllm.teach.views.live import Pacer
 from minivllm.teach.views.memory_view import human_size, pool_parts
@@ -32,6 +32,18 @@ CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
 
 def params(max_tokens):
     return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+
+
+@pytest.mark.parametrize("make", [
+    lambda engine: BatchView(engine, window=0), lambda engine: TimelineView(engine, rows=0), lambda engine: GraphView(engine, sizes=[]),
+    lambda engine: GraphView(engine, sizes=[1], window=0), lambda engine: BlockView(engine, blocks=(0, 99)), lambda engine: SlotView(engine),
+    lambda engine: RankView(engine), lambda engine: RankView(engine, ranks=2, heads=(4, 2)),
+])
+def test_a_view_that_is_refused_leaves_the_engine_alone(make):
+    engine = make_engine(tiny_config(block_size=2, num_blocks=80))
+    with pytest.raises(ValueError):
+        make(engine)
+    assert engine.observers == []
 
 
 class QuickRunner:

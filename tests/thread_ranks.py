@@ -13,7 +13,7 @@ from minivllm.worker.rank import RankRunner
 from minivllm.worker.wire import PlanReader, PlanWriter
 
 
-class ThreadRunner:
+class GlooThreads:
     """A runner for an Engine: every step goes to each rank, as bytes, in its own thread."""
 
     def __init__(self, directory, size, **settings):

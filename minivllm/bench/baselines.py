@@ -46,6 +46,17 @@ def generate_static(model: Any, workload: Workload, batch_size: int, temperature
     return answers
 
 
+def _sizes(fields: dict[str, Any], workload: Workload, batch_size: int, device: str) -> dict[str, int]:
+    """What to say of sizes, of the `fields` that this transformers has."""
+    sizes = {"max_batch_size": batch_size} if "max_batch_size" in fields else {}
+    if device == "cpu" and {"num_blocks", "page_size"} <= fields.keys():
+        # Left to itself it takes most of the machine's memory and writes zeros all over it, which takes longer than the answers.
+        page = fields["page_size"].default
+        pages = sorted(-(-(len(ids) + n) // page) for ids, n in zip(workload.prompts, workload.output_lens))
+        sizes["num_blocks"] = sum(pages[-batch_size:])
+    return sizes
+
+
 def generate_continuous(model: Any, workload: Workload, batch_size: int, temperature: float, timeout: float = 600.0) -> list[list[int]]:
     """transformers' continuous batching, each request with its own length. Raises RuntimeError where it does not run."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
@@ -53,13 +64,7 @@ def generate_continuous(model: Any, workload: Workload, batch_size: int, tempera
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
     config = GenerationConfig(max_new_tokens=max(workload.output_lens), eos_token_id=-1, pad_token_id=0, **sampling)
     results: dict[str, list[int]] = {}
-    fields = ContinuousBatchingConfig.__dataclass_fields__
-    options = {"max_batch_size": batch_size} if "max_batch_size" in fields else {}
-    if next(model.parameters()).device.type == "cpu" and {"num_blocks", "page_size"} <= fields.keys():
-        # Left to itself it takes most of the machine's memory and writes zeros all over it, which takes longer than the answers.
-        page = fields["page_size"].default
-        pages = sorted(-(-(len(ids) + n) // page) for ids, n in zip(workload.prompts, workload.output_lens))
-        options["num_blocks"] = sum(pages[-batch_size:])
+    options = _sizes(ContinuousBatchingConfig.__dataclass_fields__, workload, batch_size, next(model.parameters()).device.type)
     with model.continuous_batching_context_manager(generation_config=config, continuous_batching_config=ContinuousBatchingConfig(**options),
                                                    block=True, timeout=10) as manager:
         feeder = threading.Thread(target=lambda: [manager.add_request(ids, request_id=str(i), max_new_tokens=n)

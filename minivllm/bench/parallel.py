@@ -40,31 +40,32 @@ _PROMPT, _ANSWER = 128, 128  # tokens of a request in the throughput part
 
 def measure(shape: str, sizes: list[int], batches: list[int], device: str, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     """All parts for one shape, on each number of GPUs in `sizes`."""
-    result: dict[str, Any] = {"shape": shape, "greedy": [], "throughput": [], "all_reduce": [], "in_a_step": [], "prefill": [], "life": [], "wire": wire_cost(max(batches))}
+    result: dict[str, Any] = {"shape": shape, "greedy": [], "throughput": [], "all_reduce": [], "in_a_step": [], "prefill": [], "life": [],
+                              "wire": wire_cost(max(batches))}
     with model_directory(shape) as directory:
         result["greedy"] = greedy(directory, sizes, device)
         say(f"{shape}: greedy tokens equal one GPU's: {[row['equal'] for row in result['greedy']]}")
         for size in sizes:
-            for eager in (False, True):
-                rows = throughput(directory, size, batches, device, eager, rounds)
-                result["throughput"] += rows["throughput"]
-                result["all_reduce"] += rows["all_reduce"]
-                result["in_a_step"] += rows["in_a_step"]
-                for row in rows["throughput"]:
-                    say(f"  {size} GPU  {'eager ' if eager else 'graphs'}  {row['sequences']:4d} sequences  {row['tokens_per_second']:10.0f} tokens/s")
-                for row in rows["in_a_step"]:
-                    say(f"  {size} GPU  {row}")
-                for row in rows["all_reduce"]:
-                    say(f"  {size} GPU  all-reduce of {row['rows']:4d} rows: {row['us']:.1f} us, predicted {row['predicted_us']:.1f}; "
-                        f"{row['count']} a step: {row['step_ms']:.2f} ms")
-            result["prefill"] += prefill(directory, size, device, rounds)
-            for row in result["prefill"]:
-                if row["ranks"] == size:
-                    say(f"  {size} GPU  prefill of {row['tokens']} tokens, sums in chunks of {row['overlap_chunk_size']}: {row['ms']:.1f} ms")
-            if size > 1:
-                result["life"].append(life(directory, size, device))
-                say(f"  {size} GPU  {result['life'][-1]}")
+            found = [throughput(directory, size, batches, device, eager, rounds) for eager in (False, True)]
+            found.append({"prefill": prefill(directory, size, device, rounds), "life": [life(directory, size, device)] if size > 1 else []})
+            for rows in found:
+                for part, some in rows.items():
+                    result[part] += some
+                    for row in some:
+                        say(f"  {size} GPU  {_told(part, row)}")
     return result
+
+
+def _told(part: str, row: dict[str, Any]) -> str:
+    """A row of a part in words."""
+    if part == "throughput":
+        return f"{'eager ' if row['eager'] else 'graphs'}  {row['sequences']:4d} sequences  {row['tokens_per_second']:10.0f} tokens/s"
+    if part == "all_reduce":
+        return (f"all-reduce of {row['rows']:4d} rows: {row['us']:.1f} us, predicted {row['predicted_us']:.1f}; "
+                f"{row['count']} a step: {row['step_ms']:.2f} ms")
+    if part == "prefill":
+        return f"prefill of {row['tokens']} tokens, sums in chunks of {row['overlap_chunk_size']}: {row['ms']:.1f} ms"
+    return str(row)
 
 
 @contextlib.contextmanager
@@ -183,7 +184,15 @@ def life(directory: str, size: int, device: str) -> dict[str, float | str]:
         begin = time.perf_counter()
         llm.close()
         found[f"close_after_{name}"] = time.perf_counter() - begin
-    llm = LLM(directory, **settings)
+    found |= _killed(LLM(directory, **settings), size)
+    with LLM(directory, **settings) as llm:
+        llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), use_tqdm=False)
+    return found
+
+
+def _killed(llm: LLM, size: int) -> dict[str, float | str]:
+    """The last rank is killed in the middle of a run."""
+    found: dict[str, float | str] = {}
     llm.engine.add([5, 6, 7], SamplingParams(temperature=0, max_tokens=1900, ignore_eos=True))
     for _ in range(10):
         llm.engine.step()
@@ -197,6 +206,4 @@ def life(directory: str, size: int, device: str) -> dict[str, float | str]:
     found["killed_to_error"] = time.perf_counter() - begin
     llm.close()
     found["killed_to_closed"] = time.perf_counter() - begin
-    with LLM(directory, **settings) as llm:
-        llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), use_tqdm=False)
     return found

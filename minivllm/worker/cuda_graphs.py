@@ -53,9 +53,9 @@ class DecodeGraphs:
             for size in sorted(sizes, reverse=True):
                 pool = graphs._capture_one(size, pool)
         except Exception as error:
+            graphs.graphs.clear()  # the error's traceback holds them, and a group whose kernels are in graphs takes long to close
             if num_ranks > 1:
                 raise RuntimeError("capturing CUDA graphs failed on one of several ranks: see the error above, or set enforce_eager=True") from error
-            graphs.graphs.clear()
             torch.cuda.synchronize(batch.device)
             torch.cuda.empty_cache()
             warnings.warn(f"no CUDA graphs: capturing failed ({type(error).__name__}: {error}); steps run one launch at a time", stacklevel=4)

@@ -71,9 +71,9 @@ def largest_steps(num_tokens: int, num_rows: int, positions: int, block_size: in
 
 
 def _graph_bytes(runner: ModelRunner, num_rows: int, most_blocks: int, block_size: int) -> int | None:
-    """Graphs share one memory, which the largest one fills, but each keeps its own hidden states; and each has a little more, which the
+    """What graphs of every size take; None: capturing failed.
 
-    smallest one shows. None: capturing failed.
+    They share one memory, which the largest one fills; but each keeps its own hidden states, and a little more, which the smallest one shows.
     """
     from minivllm.worker.cuda_graphs import DecodeGraphs, graph_sizes
     from minivllm.worker.decode_batch import DecodeBatch
