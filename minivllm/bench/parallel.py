@@ -172,8 +172,6 @@ def prefill(directory: str, size: int, device: str, rounds: int) -> list[dict[st
 
 def life(directory: str, size: int, device: str) -> dict[str, float | str]:
     """Seconds to create, close and create again; and from a rank's death in a run to the error that says so."""
-    from minivllm.worker.crew import RankError
-
     settings = dict(device=device, load_format="dummy", tensor_parallel_size=size, max_model_len=2000, num_kv_blocks=300, block_size=16, max_num_seqs=16)
     found: dict[str, float | str] = {}
     for name in ("create", "create_again"):
@@ -192,6 +190,8 @@ def life(directory: str, size: int, device: str) -> dict[str, float | str]:
 
 def _killed(llm: LLM, size: int) -> dict[str, float | str]:
     """The last rank is killed in the middle of a run."""
+    from minivllm.worker.crew import RankError
+
     found: dict[str, float | str] = {}
     llm.engine.add([5, 6, 7], SamplingParams(temperature=0, max_tokens=1900, ignore_eos=True))
     for _ in range(10):
