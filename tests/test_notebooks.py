@@ -12,7 +12,7 @@ import chromium
 import nbformat
 import notebook_samples
 import pytest
-from notebook_samples import NOTEBOOKS, ROOT
+from notebook_samples import NOTEBOOKS
 
 build = importlib.import_module("build")
 checks, execute, exercises, export, page, pair, prose, stamp = (

@@ -12,7 +12,7 @@ from minivllm import LLM
 from minivllm.engine.policies import Aged, first_come_first_served
 from minivllm.teach import arrivals, check, lanes, plug_policy, stall, traffic
 from minivllm.teach.break_it import attempt
-from minivllm.teach.bugs.policy import FAULTS, OVERTAKEN, in_order, overtaken, whoever_fits
+from minivllm.teach.bugs.policy import OVERTAKEN, in_order, overtaken, whoever_fits
 from minivllm.teach.exercises import batching
 from minivllm.teach.exercises.policies_on_trial import TRIALS
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from minivllm.attention.metadata import AttentionMetadata
 from minivllm.engine.step import StepPlan

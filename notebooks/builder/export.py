@@ -11,7 +11,7 @@ from nbformat import NotebookNode
 
 from . import checks, page, pair, prose
 from .exercises import is_solution
-from .series import Entry, Series
+from .series import Series
 from .stamp import GITHUB
 
 ADDRESS = re.compile(r"^(?:[a-z]+:|#)", re.IGNORECASE)

@@ -58,7 +58,7 @@ def notebook_page(nb: NotebookNode, series: Series, entry: Entry) -> str:
     body, _ = exporter.from_notebook_node(for_a_page(nb))
     body = collapsed(re.sub(r'id="cell-id=', 'id="', body))
     before, after = (one if one and one.ready else None for one in series.neighbours(entry))
-    links = [f'<a href="index.html">All notebooks</a>']
+    links = ['<a href="index.html">All notebooks</a>']
     links += [f'<a rel="prev" href="{before.name}.html">&larr; {html.escape(before.heading)}</a>'] if before else []
     links += [f'<a rel="next" href="{after.name}.html">{html.escape(after.heading)} &rarr;</a>'] if after else []
     return SHELL.format(title=html.escape(entry.heading), style=style(), links=" ".join(links), body=body)
