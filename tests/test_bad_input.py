@@ -59,8 +59,9 @@ SETTINGS = [
 @pytest.fixture(scope="module")
 def llm():
     with LLM("smollm2", device="cpu", num_kv_blocks=64, block_size=4, max_model_len=256) as llm:
-        llm.expected = answer(llm)
         yield llm
+        if answer(llm) != " Paris.":  # after all that was refused, once: it takes longer than a case
+            pytest.fail("the engine no longer answers as it should")
 
 
 def answer(llm):
@@ -71,8 +72,6 @@ def demand_whole(llm):
     check_scheduler(llm.engine.scheduler)
     if llm.engine.has_unfinished_requests() or llm.engine.blocks.num_used_blocks:
         pytest.fail("something was left behind")
-    if answer(llm) != llm.expected or llm.expected != " Paris.":
-        pytest.fail("the next answer is another one")
 
 
 def number(cases):
