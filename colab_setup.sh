@@ -155,7 +155,8 @@ run_tests() {
   if ! nvidia-smi >/dev/null 2>&1; then export TRITON_INTERPRET="${TRITON_INTERPRET:-1}"; fi
   if [ $# -eq 0 ]; then
     install_browser
-    # All the tests and notebooks: one process more than cores, since some wait for others (nproc would count OMP_NUM_THREADS); each on one thread, which is faster than one on all.
+    # All the tests and notebooks: one process more than cores, since some wait for others; each on one thread, which is faster than one on all.
+    # (nproc would count OMP_NUM_THREADS.)
     export PYTEST_XDIST_AUTO_NUM_WORKERS="${PYTEST_XDIST_AUTO_NUM_WORKERS:-$(($(env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1))}"
     set -- -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --nbval tests notebooks
   fi

@@ -411,8 +411,8 @@ sketch.lines(range(2, 15), curves, x="token of A's answer", y="milliseconds sinc
 # The gap is a **decode stall**, and the reader sees it: text that stops. Cutting prompts so that decodes can ride along in each step is **chunked prefill** (Sarathi: Agrawal and others, 2023; Sarathi-Serve,
 # OSDI 2024). It costs D some waiting, and the prompt's K/V are read again for each chunk. The budget is a dial: longest gap against first token.
 #
-# On the H200 the dial ends early. Chunks of 2,048 tokens shorten the longest gap from 46 ms to 28, smaller ones no further: a step with a prompt in it is some 300 launches, which take this host over 20 ms. (Decodes alone are spared them:
-# notebook 09.)
+# On the H200 the dial ends early. Chunks of 2,048 tokens shorten the longest gap from 46 ms to 28, smaller ones no further: a step with a prompt in it is launched kernel by kernel, which takes that host over 20 ms. (Decodes alone
+# are spared it: notebook 09.)
 #
 # ## 7. Watch it
 #

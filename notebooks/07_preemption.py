@@ -412,7 +412,7 @@ print(*swap.saved_lines(), sep="\n")
 
 # %% [markdown]
 # The H200 turns the prediction round. Out and back took 17.7 + 18.7 = 36.4 ms for 8,192 tokens, near the sheet's 28.7. Computing them again took 41.9 where the sheet says 14.5, and 512 tokens took 16.8: a prefill reaches about
-# a third of the peak, and some 300 launches have a price of their own, however few tokens there are. Best cases are no measurement.
+# a third of the peak, and its launches have a price of their own, however few tokens there are. Best cases are no measurement.
 #
 # ## 9. Thrashing, and its cures
 #

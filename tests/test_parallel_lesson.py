@@ -10,6 +10,7 @@ import psutil
 import pytest
 import tiny_models
 import torch
+from lessons import text_of
 from test_check import Strange, stub
 from test_stub import above
 from torch.nn import functional as F
@@ -70,12 +71,6 @@ def test_the_error_of_the_rank_that_failed_is_raised_and_the_ranks_can_go_on():
 GIVEN = {"shard_qkv": [mistake.function for mistake in SHARD_QKV.mistakes],
          "row_parallel": [mistake.function.__wrapped__ for mistake in ROW_PARALLEL.mistakes]}
 EVERY = [(exercise, index) for exercise in (SHARD_QKV, ROW_PARALLEL) for index in range(len(exercise.mistakes))]
-
-
-def text_of(name, function):
-    text = check.result(name, function).text
-    assert text == check.result(name, function).text and len(text.splitlines()) <= 13 and "0x" not in text
-    return text
 
 
 @pytest.mark.parametrize("exercise, index", EVERY, ids=[f"{exercise.name}-{index}" for exercise, index in EVERY])

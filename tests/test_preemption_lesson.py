@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from lessons import text_of
 from test_check import Strange, stub
 from test_stub import above
 
@@ -17,12 +18,6 @@ from minivllm.teach.exercises.preemption import FIRST_PREEMPTION, MAY_ADMIT, fir
 
 NAMES = {"first_preemption": first_preemption, "may_admit": may_admit}
 EVERY = [(exercise, index) for exercise in (FIRST_PREEMPTION, MAY_ADMIT) for index in range(len(exercise.mistakes))]
-
-
-def text_of(name, function):
-    text = check.result(name, function).text
-    assert text == check.result(name, function).text and len(text.splitlines()) <= 13 and "0x" not in text
-    return text
 
 
 @pytest.mark.parametrize("exercise, index", EVERY, ids=[f"{exercise.name}-{index}" for exercise, index in EVERY])

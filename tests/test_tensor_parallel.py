@@ -21,6 +21,7 @@ from reference import GreedyReference
 from thread_ranks import GlooThreads
 
 from minivllm import LLM, SamplingParams
+from minivllm.bench import parallel
 from minivllm.config import EngineConfig
 from minivllm.engine.engine import Engine
 from minivllm.engine.step import StepResult
@@ -395,6 +396,17 @@ def test_two_launchers_as_on_two_machines_make_one_llm(directory, tmp_path):
         for node in nodes:
             node.kill()
     assert said == [want + "\n", ""] and [node.returncode for node in nodes] == [0, 0]
+
+
+def test_the_benchmark_measures_prefill_throughput_and_the_ranks_life():
+    """On the CPU, where its figures mean nothing."""
+    with parallel.model_directory("tiny") as directory:
+        found = {"prefill": parallel.prefill(directory, 2, "cpu", 1), "life": [parallel.life(directory, 2, "cpu")],
+                 **parallel.throughput(directory, 2, [1], "cpu", False, 1)}
+    assert [row["overlap_chunk_size"] for row in found["prefill"]] == [None, 256, 128, 64] and all(row["ms"] > 0 for row in found["prefill"])
+    assert "killed by SIGKILL" in found["life"][0]["error"] and found["throughput"][0]["sequences"] == 1 and not children()
+    told = {part: [parallel._told(part, row) for row in rows] for part, rows in found.items()}
+    assert "chunks of 64: " in told["prefill"][-1] and "tokens/s" in told["throughput"][0] and "all-reduce of    1 rows" in told["all_reduce"][0]
 
 
 def test_one_device_needs_none_of_it(directory):

@@ -179,9 +179,9 @@ def _general(problem: str, got: Outcome) -> str:
 def _report(exercise: Exercise, index: int, got: Outcome, want: Outcome, cause: str) -> str:
     case = exercise.cases[index]
     head = f"check {index + 1} of {len(exercise.cases)} failed" + (f": {case.note}" if case.note else "")
-    lines = [head, *_labelled("input", ", ".join(f"{name} = {show(value)}" for name, value in case.args.items()).replace("\n ", ";"))]
-    lines += _labelled("got", _shown(exercise, got, want, True)) + _labelled("want", _shown(exercise, want, got, False))
-    ending = _labelled("likely cause", cause)
+    lines = [head, *labelled("input", ", ".join(f"{name} = {show(value)}" for name, value in case.args.items()).replace("\n ", ";"))]
+    lines += labelled("got", _shown(exercise, got, want, True)) + labelled("want", _shown(exercise, want, got, False))
+    ending = labelled("likely cause", cause)
     return "\n".join([*lines[:_MOST_LINES - len(ending)], *ending])
 
 
@@ -200,7 +200,7 @@ def _shown(exercise: Exercise, outcome: Outcome, other: Outcome, learners: bool)
     return text
 
 
-def _labelled(label: str, text: str) -> list[str]:
+def labelled(label: str, text: str) -> list[str]:
     """Wrapped lines, the first with the label; line breaks in `text` stay."""
     indent = " " * 9 if len(label) < 8 else "    "
     first = f"  {label}".ljust(9) if len(label) < 8 else f"  {label}: "

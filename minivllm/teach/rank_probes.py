@@ -49,7 +49,10 @@ class Said:
 
 @contextmanager
 def listening(llm: LLM) -> Iterator[list[Said]]:
-    """All that rank 0 tells the other ranks while the block runs, in order. The list that `with` gives grows meanwhile."""
+    """All that rank 0 tells the other ranks while the block runs, in order. The list that `with` gives grows meanwhile.
+
+    Sums in chunks (`overlap_chunk_size`) are not heard.
+    """
     group, crew, said = llm.runner.group, llm.runner.crew, []
 
     def heard(what: str, function: Callable) -> Callable:

@@ -17,7 +17,7 @@ from minivllm.engine.sequence import Sequence
 from minivllm.sampling_params import SamplingParams
 from minivllm.teach.bugs.blocks import FreshBlocksForHits
 from minivllm.teach.compare import a_kind
-from minivllm.teach.diagnose import Result
+from minivllm.teach.diagnose import Result, labelled
 from minivllm.teach.exercise import one_line
 from minivllm.teach.mirror import VOCAB, MirrorRunner
 from minivllm.teach.stub import NOT_ATTEMPTED, is_stub, not_attempted, returned_none
@@ -112,9 +112,10 @@ def judge(function: Any, mistakes: list[tuple[Callable, str]]) -> Result:
         if trial.verdict is not engine.works:
             cause = _cause(function, trials, trial.verdict, mistakes)
             got = f"raised {one_line(trial.verdict)}" if isinstance(trial.verdict, Exception) else _show(trial.verdict)
-            text = (f"check {number} of {len(ENGINES)} failed: {engine.note}\n  input  a prompt of {engine.prompt_tokens} tokens, "
-                    f"block_size {engine.block_size}\n  got    {got}\n  want   {engine.works}\n  likely cause: {cause}")
-            return Result("failed", text, number, cause)
+            parts = (("input", f"a prompt of {engine.prompt_tokens} tokens, block_size {engine.block_size}"), ("got", got),
+                     ("want", str(engine.works)), ("likely cause", cause))
+            lines = [line for part in parts for line in labelled(*part)]
+            return Result("failed", "\n".join([f"check {number} of {len(ENGINES)} failed: {engine.note}", *lines]), number, cause)
     return Result("passed", f"{len(ENGINES)} checks passed")
 
 

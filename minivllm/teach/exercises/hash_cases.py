@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minivllm.teach.compare import a_kind
-from minivllm.teach.diagnose import Result
+from minivllm.teach.diagnose import Result, labelled
 from minivllm.teach.exercise import one_line
 from minivllm.teach.stub import NOT_ATTEMPTED, is_stub, not_attempted, returned_none
 
@@ -88,9 +88,9 @@ def judge(function: Any) -> Result:
 def _report(number: int, case: HashCase, wrong: Wrong) -> str:
     got, want, cause = wrong.args
     places = wrong.shown or range(min(4, len(case.sequences)))
-    lines = [f"check {number} of {len(CASES)} failed: {case.note}", f"  input  block_size {case.block_size}"]
-    lines += [f"         {_shown(index, case.sequences[index])}" for index in dict.fromkeys(places)]
-    return "\n".join([*lines, f"  got    {got}", f"  want   {want}", f"  likely cause: {cause}"])
+    given = "\n".join([f"block_size {case.block_size}", *(_shown(index, case.sequences[index]) for index in dict.fromkeys(places))])
+    parts = (("input", given), ("got", got), ("want", want), ("likely cause", cause))
+    return "\n".join([f"check {number} of {len(CASES)} failed: {case.note}", *(line for part in parts for line in labelled(*part))])
 
 
 def _check(function: Any, case: HashCase) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Optional
 from minivllm.engine.sequence import Sequence
 from minivllm.teach.arrivals import Arrival, Record, run
 from minivllm.teach.compare import a_kind
-from minivllm.teach.diagnose import Result, _labelled
+from minivllm.teach.diagnose import Result, labelled
 from minivllm.teach.exercise import one_line
 from minivllm.teach.stub import NOT_ATTEMPTED, is_stub, not_attempted, returned_none
 
@@ -201,7 +201,7 @@ def judge(function: Any) -> Result:
             got, want, cause = found
             given = f"(step, prompt, answer) = {_shown(trial.arrivals)}; max_num_seqs {trial.max_num_seqs}, budget {trial.budget}"
             parts = (("input", given), ("got", got), ("want", want), ("likely cause", cause))
-            lines = [line for label, text in parts for line in _labelled(label, text)]
+            lines = [line for label, text in parts for line in labelled(label, text)]
             return Result("failed", "\n".join([f"check {number} of {len(TRIALS)} failed: {trial.note}", *lines]), number, cause)
     return Result("passed", f"{len(TRIALS)} checks passed")
 

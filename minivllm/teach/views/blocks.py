@@ -38,14 +38,14 @@ class BlockView(View):
         return f"BlockView: {len(self.trace.initial.owners):,} blocks of {count(self.trace.block_size, 'token')}"
 
     def draw(self, frame: Frame) -> Scene:
-        words, totals = caption(frame), _totals(frame)
+        words, totals = caption(frame), totals_of(frame)
         scene = Scene(WIDTH, 0, alt=f"Step {frame.step}. {' '.join(words)} In all: {totals}.")
         add_heading(scene, f"Step {frame.step}", f"{len(frame.pool.owners):,} blocks of {count(frame.block_size, 'token')}", words)
         y = 76.0
         if len(self.shown) > _MAX_CELLS:
             grid, legend = groups.grid(self, frame), groups.legend(self)
         else:
-            grid, legend = _Grid(self, frame).scene, _legend()
+            grid, legend = Grid(self, frame).scene, legend_of_blocks()
         scene.place(grid, 0, y)
         y += grid.height + 22
         scene.add(Label(0, y, totals, 15, bold=True))
@@ -80,7 +80,7 @@ class BlockView(View):
             scene.add(Label(545, y + 16, cut_front(text, 14, WIDTH - 545), 14, quiet=True))
 
 
-class _Grid:
+class Grid:
     """One cell a block, for up to 512 of them."""
 
     def __init__(self, view: BlockView, frame: Frame):
@@ -157,13 +157,13 @@ class _Grid:
             add(Label(center, y + 68, f"{written} of {self.frame.block_size}", 13, "middle", False, fill))
 
 
-def _totals(frame: Frame) -> str:
+def totals_of(frame: Frame) -> str:
     used, shared, cached, free = (len(frame.blocks_that_are(kind)) for kind in ("used", "shared", "cached", "free"))
     part = f" ({shared:,} shared)" if shared else ""
     return f"used {used:,}{part}, cached {cached:,}, free {free:,} of {len(frame.pool.owners):,} blocks"
 
 
-def _legend() -> Scene:
+def legend_of_blocks() -> Scene:
     half = Box(0, 0, 26, 20, "t0")
     scene = swatches([(half, "in use, filled up to here"), (Box(0, 0, 26, 20, "s0", "hatch", text="×2"), "shared"),
                       (Box(0, 0, 26, 20, "grey", "dots", text="(A)"), "cached: free, findable"), (Box(0, 0, 26, 20), "free"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minivllm.layers.parallel import local_kv_heads
-from minivllm.teach.views.blocks import BlockView, _Grid, _legend, _totals
+from minivllm.teach.views.blocks import BlockView, Grid, legend_of_blocks, totals_of
 from minivllm.teach.views.captions import caption
 from minivllm.teach.views.history import Frame
 from minivllm.teach.views.scene import WIDTH, Box, Label, Scene, add_heading
@@ -44,7 +44,7 @@ class RankView(BlockView):
         return range(rank * each, (rank + 1) * each)
 
     def draw(self, frame: Frame) -> Scene:
-        words, totals = caption(frame), _totals(frame)
+        words, totals = caption(frame), totals_of(frame)
         heads = " ".join(f"Rank {rank} holds kv head {_span(self.kv_heads(rank))}." for rank in range(self.ranks))
         scene = Scene(WIDTH, 0, alt=f"Step {frame.step}. {' '.join(words)} {heads} On every rank: {totals}.")
         size = f"{self.ranks} ranks, {len(frame.pool.owners):,} blocks of {frame.block_size} tokens each"
@@ -52,12 +52,12 @@ class RankView(BlockView):
         y = 76.0
         for rank in range(self.ranks):
             self._heads(scene, rank, y)
-            grid = _Grid(self, frame).scene
+            grid = Grid(self, frame).scene
             scene.place(grid, 0, y + 34)
             y += 34 + grid.height + 12
         scene.add(Label(0, y + 10, f"on every rank: {totals}", 15, bold=True))
         y = self._lines(scene, frame, y + 22)
-        legend = _legend()
+        legend = legend_of_blocks()
         scene.place(legend, 0, y + 4)
         scene.height = y + 4 + legend.height
         return scene
