@@ -25,14 +25,16 @@ F, I32, I64, f32, i32 = "*fp16", "*i32", "*i64", "fp32", "i32"
 T4, SHARED = capability < 80, int(sys.argv[2])
 H, K, D, S = 16, 8, 128, 16  # Qwen3-0.6B
 TILE = paged_decode.launch_shape(256, K, 132, 32, 2 * D, SHARED)[1]
-LARGE = SHARED >= paged_prefill._LARGE_SHARED
+PARTS, COLUMNS = paged_decode.join_shape(4, D)
+QUERIES, KEYS, OPTIONS = paged_prefill.launch_options(2 * D, 2, SHARED)
 EARLY = capability >= 90
 KERNELS = {
-    "store": (store_kvcache._store_kernel, [F, F, F, F, I64, i32, i32, i32], dict(WIDTH=1024, COLUMNS=1024, TOKENS=4), {}),
+    "store": (store_kvcache._store_kernel, [F, F, F, F, I64, i32, i32, i32], dict(WIDTH=1024, COLUMNS=1024, TOKENS=4, EARLY=EARLY), dict(num_warps=2)),
     "decode": (paged_decode._decode_kernel, [F, "*fp32", "*fp32", F, F, F, I32, I32, I32, I32, f32, i32, i32],
                dict(H=H, K=K, D=D, S=S, HEADS=2 if T4 else 16, WIDTH=D, TILE=32 if T4 else TILE, SPLITS=4, DOT=not T4, INDEXED=True, EARLY=EARLY),
                dict(num_warps=4, num_stages=3)),
-    "join": (paged_decode._join_kernel, [F, "*fp32", "*fp32", I32], dict(H=H, D=D, WIDTH=D, SPLITS=4, PARTS=4, INDEXED=True, EARLY=EARLY), dict(num_warps=2)),
+    "join": (paged_decode._join_kernel, [F, "*fp32", "*fp32", I32],
+             dict(H=H, D=D, WIDTH=COLUMNS, SPLITS=4, PARTS=PARTS, INDEXED=True, EARLY=EARLY), dict(num_warps=1)),
     "norm": (rms_norm._norm_kernel, [F, F, F, F, F, f32, i32], dict(SIZE=1024, COLUMNS=1024, ADD=True), {}),
     "rope": (rope_store._rope_store_kernel, [F, F, F, F, f32, "*fp32", "*fp32", I64, F, F, I64, i32],
              dict(H=H, K=K, D=D, HEADS=32, HALF=64, NORM=True), {}),
@@ -42,7 +44,7 @@ KERNELS = {
 }
 if not T4:
     KERNELS["prefill"] = (paged_prefill._prefill_kernel, [F, F, F, F, I32, I32, I32, I32, f32, i32, i32],
-                          dict(H=H, K=K, D=D, S=S, HEADS=2, WIDTH=D, TOKENS=64 if LARGE else 32, TILE=64), dict(num_warps=4, num_stages=3))
+                          dict(H=H, K=K, D=D, S=S, HEADS=2, WIDTH=D, TOKENS=QUERIES // 2, TILE=KEYS, EARLY=EARLY), OPTIONS)
 if capability == 89:  # an A100's instructions with less shared memory: only what has tiles can differ
     KERNELS = {name: KERNELS[name] for name in ("decode", "prefill")}
 for name, (kernel, types, constants, options) in KERNELS.items():

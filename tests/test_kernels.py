@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minivllm.kernels.jit import INTERPRETED, cdiv, jit, next_power_of_2, tl
-from minivllm.kernels.paged_decode import launch_shape, paged_decode, paged_decode_torch, paged_decode_triton
+from minivllm.kernels.paged_decode import join_shape, launch_shape, paged_decode, paged_decode_torch, paged_decode_triton
 from minivllm.kernels.paged_prefill import paged_prefill_torch, paged_prefill_triton
 from minivllm.kernels.rms_norm import add_rms_norm_torch, add_rms_norm_triton, rms_norm_torch, rms_norm_triton
 from minivllm.kernels.rope_store import norm_rope_store_torch, norm_rope_store_triton
@@ -111,6 +111,12 @@ def test_how_often_a_context_is_split_on_an_h200(rows, kv_heads, most, splits, t
     assert launch_shape(rows, kv_heads, 132, most, row_bytes=256, shared=227 << 10) == (splits, tile)
 
 
+@pytest.mark.parametrize("splits, columns", [(2, 128), (16, 128), (17, 64), (64, 32), (512, 4), (4096, 1)])
+def test_a_warp_that_joins_holds_few_numbers(splits, columns):
+    parts, width = join_shape(splits, 128)
+    assert width == columns and splits <= parts < 2 * splits and 128 % width == 0
+
+
 @pytest.mark.parametrize("shared", [64 << 10, 99 << 10, 163 << 10])
 @pytest.mark.parametrize("row_bytes", [16, 128, 192, 256, 512, 1024])
 def test_tiles_fit_into_the_shared_memory(row_bytes, shared):
@@ -120,8 +126,9 @@ def test_tiles_fit_into_the_shared_memory(row_bytes, shared):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("queries, tile", [(None, None), (16, 16), (64, 16), (16, 64)], ids=["as for the device", "as many keys as queries", "fewer", "more"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_prefill_equals_gather_and_attend(shape, device):
+def test_prefill_equals_gather_and_attend(shape, queries, tile, device):
     heads, _, head_dim, size = shape
     counts = [5, 1, 2 * size + 3, 4]                                   # a prompt, a decode that is not asked for, a chunk, one token behind a hit
     contexts = [5, size + 1, 5 * size, size + 4]
@@ -134,7 +141,7 @@ def test_prefill_equals_gather_and_attend(shape, device):
         q = torch.randn(sum(counts), heads, head_dim, device=device, dtype=dtype)
         arguments = (*caches, table, torch.tensor(contexts, device=device, dtype=torch.int32), starts, rows, max(counts), size, head_dim**-0.5)
         got, want = torch.full_like(q, 9.0), torch.full_like(q, 9.0)
-        paged_prefill_triton(q, *arguments, got, **({"tile": 16, "queries": 16} if device == "cpu" else {}))
+        paged_prefill_triton(q, *arguments, got, tile=tile, queries=queries)
         paged_prefill_torch(q, *arguments, want)
         close(got, want)
         assert (got[5] == 9.0).all(), "a row that was not asked for was written"

@@ -1,8 +1,8 @@
 """paged_decode: attention of one new token a sequence over its whole context, read from the pages through the block table.
 
 A decode reads every key and value once and does little with each, so its time is that of reading: what counts is that enough
-programs read at once. The context of a row is therefore split among several programs (flash-decoding: Dao and others, 2023), each
-of which keeps a running softmax; a second, small kernel joins the parts. Taught in notebook 04.
+programs read at once. The tiles of a row's context are therefore dealt out to several programs (flash-decoding: Dao and others,
+2023), each of which keeps a running softmax; a second, small kernel joins the parts. Taught in notebook 04.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _decode_kernel(out, partial, log_sums, q, k_cache, v_cache, block_tables, co
                    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, S: tl.constexpr,
                    HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
                    DOT: tl.constexpr, INDEXED: tl.constexpr, EARLY: tl.constexpr):
-    """One program: the H // K query heads of one kv head, of one row, over one of SPLITS parts of its context.
+    """One program: the H // K query heads of one kv head, of one row, over every SPLITS-th tile of its context.
 
     HEADS and WIDTH are H // K and D rounded up to what a tile needs. DOT: use the matrix unit; else multiply and add.
     INDEXED: the rows to compute are listed in `rows`, the places of their tokens in `tokens`; else row b's token is token b.
@@ -37,9 +37,6 @@ def _decode_kernel(out, partial, log_sums, q, k_cache, v_cache, block_tables, co
     row = tl.load(rows + index) if INDEXED else index
     token = (tl.load(tokens + index) if INDEXED else index).to(tl.int64)
     context = tl.load(context_lens + row)
-    part = tl.cdiv(tl.cdiv(context, TILE), SPLITS) * TILE
-    begin = split * part
-    end = tl.minimum(begin + part, context)
     lanes, columns = tl.arange(0, HEADS), tl.arange(0, WIDTH)
     heads = kv_head * (H // K) + lanes
     is_head, is_column = lanes < H // K, columns < D
@@ -48,9 +45,9 @@ def _decode_kernel(out, partial, log_sums, q, k_cache, v_cache, block_tables, co
     best = tl.full([HEADS], -float("inf"), tl.float32)
     total = tl.zeros([HEADS], tl.float32)
     mixed = tl.zeros([HEADS, WIDTH], tl.float32)
-    for start in range(begin, end, TILE):
+    for start in range(split * TILE, context, SPLITS * TILE):
         positions = start + tl.arange(0, TILE)
-        inside = positions < end
+        inside = positions < context
         block = tl.load(block_tables + row.to(tl.int64) * table_stride + positions // S, mask=inside, other=0).to(tl.int64)
         at = ((block * S + positions % S) * K + kv_head) * D
         wanted = inside[:, None] & is_column[None, :]
@@ -82,11 +79,12 @@ def _decode_kernel(out, partial, log_sums, q, k_cache, v_cache, block_tables, co
 @jit
 def _join_kernel(out, partial, log_sums, tokens, H: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
                  SPLITS: tl.constexpr, PARTS: tl.constexpr, INDEXED: tl.constexpr, EARLY: tl.constexpr):
-    """One program: one head of one row. Parts are weighed by the sums of their exponentials."""
+    """One program: WIDTH columns of one head of one row. Parts are weighed by the sums of their exponentials."""
     index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    parts, columns = tl.arange(0, PARTS), tl.arange(0, WIDTH)
+    parts, columns = tl.arange(0, PARTS), tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
     at = (index * H + head) * SPLITS + parts
     if EARLY:
+        gdc_launch_dependents()
         gdc_wait()  # until the parts are written
     token = (tl.load(tokens + index) if INDEXED else index).to(tl.int64)
     sums = tl.load(log_sums + at, mask=parts < SPLITS, other=-float("inf"))
@@ -116,6 +114,12 @@ def launch_shape(num_rows: int, num_kv_heads: int, num_processors: int, most_spl
     return max(1, min(splits, most_splits)), 1 << (tile.bit_length() - 1)
 
 
+def join_shape(splits: int, width: int) -> tuple[int, int]:
+    """(parts, columns) of a program that joins: one warp, whose threads hold at most 64 numbers each. More warps would wait for each other."""
+    parts = next_power_of_2(splits)
+    return parts, min(width, max(1, 2048 // parts))
+
+
 def paged_decode_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, block_size: int, scale: float,
                         rows: Tensor | None = None, tokens: Tensor | None = None, out: Tensor | None = None,
                         dot: bool = True, splits: int | None = None, tile: int | None = None) -> Tensor:
@@ -140,8 +144,9 @@ def paged_decode_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table
         H=num_heads, K=num_kv_heads, D=head_dim, S=block_size, HEADS=heads, WIDTH=width, TILE=tile, SPLITS=splits,
         DOT=dot, INDEXED=indexed, EARLY=early, num_warps=4, num_stages=3, **options)
     if splits > 1:
-        _join_kernel[(num_rows, num_heads)](out, partial, log_sums, tokens, H=num_heads, D=head_dim, WIDTH=width, SPLITS=splits,
-                                            PARTS=next_power_of_2(splits), INDEXED=indexed, EARLY=early, num_warps=2, **options)
+        parts, columns = join_shape(splits, width)
+        _join_kernel[(num_rows, num_heads, width // columns)](out, partial, log_sums, tokens, H=num_heads, D=head_dim, WIDTH=columns, SPLITS=splits,
+                                                              PARTS=parts, INDEXED=indexed, EARLY=early, num_warps=1, **options)
     return out
 
 

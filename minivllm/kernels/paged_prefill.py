@@ -10,26 +10,41 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minivllm.kernels.jit import cdiv, jit, next_power_of_2, shared_memory, tl, uses_triton
+from minivllm.kernels.jit import (
+    cdiv,
+    gdc_launch_dependents,
+    gdc_wait,
+    has_early_launch,
+    jit,
+    next_power_of_2,
+    shared_memory,
+    tl,
+    uses_triton,
+)
 
 _LOG2E = 1.4426950408889634
-_LARGE_SHARED = 128 << 10  # bytes of shared memory for 128 queries and the tiles under way; an L4 has 99 KiB, an A100 163
+_LARGE_SHARED = 192 << 10  # bytes of shared memory for two programs of 128 queries with two tiles each; an A100 has 163 KiB, an H200 227
 
 
 @jit
-def _attend_tile(best, total, mixed, query, query_positions, start, end, row_table, k_cache, v_cache, kv_head, scale,
-                 K: tl.constexpr, D: tl.constexpr, S: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr):
-    """One tile of keys into the running softmax. MASKED: some of them may lie behind a query or behind the context."""
-    positions, columns = start + tl.arange(0, TILE), tl.arange(0, WIDTH)
-    inside = positions < end if MASKED else positions >= 0
-    block = tl.load(row_table + positions // S, mask=inside, other=0).to(tl.int64)
-    at = (((block * S + positions % S) * K + kv_head) * D)[:, None] + columns[None, :]
-    wanted = inside[:, None] & (columns < D)[None, :]
+def _load_tile(positions, end, row_table, k_cache, v_cache, kv_head,
+               K: tl.constexpr, D: tl.constexpr, S: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr):
+    """Keys and values [TILE, WIDTH] at `positions`. MASKED: some of them may lie behind `end`."""
+    columns = tl.arange(0, WIDTH)
+    inside = positions < end
+    block = tl.load(row_table + positions // S, mask=inside, other=0) if MASKED else tl.load(row_table + positions // S)
+    page, at = (block.to(tl.int64) * (S * K * D))[:, None], (positions % S * K + kv_head)[:, None] * D + columns[None, :]
     if MASKED or WIDTH != D:
-        keys = tl.load(k_cache + at, mask=wanted, other=0.0)  # [TILE, WIDTH]
-        values = tl.load(v_cache + at, mask=wanted, other=0.0)
+        wanted = inside[:, None] & (columns < D)[None, :]
+        keys, values = tl.load(k_cache + at + page, mask=wanted, other=0.0), tl.load(v_cache + at + page, mask=wanted, other=0.0)
     else:  # a mask that is always true costs all the same
-        keys, values = tl.load(k_cache + at), tl.load(v_cache + at)
+        keys, values = tl.load(k_cache + at + page), tl.load(v_cache + at + page)
+    return keys, values
+
+
+@jit
+def _attend_tile(best, total, mixed, query, query_positions, keys, values, positions, scale, MASKED: tl.constexpr):
+    """One tile of keys into the running softmax. MASKED: some of them may lie behind a query."""
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")  # [QUERIES, TILE]
     if MASKED:
         scores = tl.where(positions[None, :] <= query_positions[:, None], scores, -float("inf"))
@@ -43,40 +58,60 @@ def _attend_tile(best, total, mixed, query, query_positions, start, end, row_tab
 @jit(changing=("table_stride",))
 def _prefill_kernel(out, q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, rows, scale, q_stride, table_stride,
                     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, S: tl.constexpr,
-                    HEADS: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr):
-    """One program: TOKENS tokens of one row for the H // K heads of one kv head.
+                    HEADS: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr):
+    """One program: the queries at TOKENS positions of one row, for the H // K heads of one kv head.
 
-    The last tokens of every row, which have most to read, go first: what is left at the end is short.
+    The last tokens of every row, which have most to read, go first: what is left at the end is short. Within a program the keys
+    beside the queries, which need a mask, go first: they are asked for together with the queries, and the loop is free of masks.
+    EARLY: the kernel comes up while the one before it ends, and lets the next one do so (from sm90 on).
     """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()  # until what came before has written q, keys and values
     kv_head, row = tl.program_id(0), tl.load(rows + tl.program_id(1))
-    first = tl.load(cu_seqlens_q + row)
+    first, context = tl.load(cu_seqlens_q + row), tl.load(context_lens + row)
     num_tokens = tl.load(cu_seqlens_q + row + 1) - first
-    tile = tl.cdiv(num_tokens, TOKENS) - 1 - tl.program_id(2)
-    if tile < 0:
+    earlier = context - num_tokens
+    part = tl.cdiv(context, TOKENS) - 1 - tl.program_id(2)  # of the row's positions
+    if (part + 1) * TOKENS <= earlier:
         return
-    context = tl.load(context_lens + row)
     lanes, columns = tl.arange(0, TOKENS * HEADS), tl.arange(0, WIDTH)
-    tokens, head = tile * TOKENS + lanes // HEADS, lanes % HEADS
-    inside = (tokens < num_tokens) & (head < H // K)
+    query_positions, head = part * TOKENS + lanes // HEADS, lanes % HEADS
+    tokens = query_positions - earlier
+    wanted = ((tokens >= 0) & (tokens < num_tokens) & (head < H // K))[:, None] & (columns < D)[None, :]
     at = (first + tokens).to(tl.int64)[:, None] * q_stride + (kv_head * (H // K) + head)[:, None] * D + columns[None, :]
-    wanted = inside[:, None] & (columns < D)[None, :]
     query = tl.load(q + at, mask=wanted, other=0.0)  # [TOKENS * HEADS, WIDTH]
-    query_positions = context - num_tokens + tokens
-    end = tl.minimum(context, context - num_tokens + (tile + 1) * TOKENS)       # no query of this tile reads further
-    open_end = (context - num_tokens + tile * TOKENS + 1) // TILE * TILE        # up to here every query reads every key
     row_table = block_tables + row.to(tl.int64) * table_stride
     best = tl.full([TOKENS * HEADS], -float("inf"), tl.float32)
     total = tl.zeros([TOKENS * HEADS], tl.float32)
     mixed = tl.zeros([TOKENS * HEADS, WIDTH], tl.float32)
+    open_end = part * TOKENS // TILE * TILE         # up to here every query reads every key
+    end = tl.minimum(context, (part + 1) * TOKENS)  # no query reads further
+    for start in tl.static_range(0, max(TOKENS, TILE), TILE):
+        positions = open_end + start + tl.arange(0, TILE)
+        keys, values = _load_tile(positions, end, row_table, k_cache, v_cache, kv_head, K, D, S, WIDTH, True)
+        if open_end + start < end:
+            best, total, mixed = _attend_tile(best, total, mixed, query, query_positions, keys, values, positions, scale, True)
     for start in range(0, open_end, TILE):
-        best, total, mixed = _attend_tile(best, total, mixed, query, query_positions, start, end, row_table, k_cache, v_cache, kv_head, scale,
-                                          K, D, S, WIDTH, TILE, False)
-    for start in range(open_end, end, TILE):
-        best, total, mixed = _attend_tile(best, total, mixed, query, query_positions, start, end, row_table, k_cache, v_cache, kv_head, scale,
-                                          K, D, S, WIDTH, TILE, True)
-    mixed = mixed / total[:, None]
+        positions = start + tl.arange(0, TILE)
+        keys, values = _load_tile(positions, end, row_table, k_cache, v_cache, kv_head, K, D, S, WIDTH, False)
+        best, total, mixed = _attend_tile(best, total, mixed, query, query_positions, keys, values, positions, scale, False)
+    mixed *= (1.0 / total)[:, None]
     to = ((first + tokens).to(tl.int64)[:, None] * H + (kv_head * (H // K) + head)[:, None]) * D + columns[None, :]
-    tl.store(out + to, mixed.to(out.dtype.element_ty), mask=wanted)
+    tl.store(out + to, mixed.to(out.dtype.element_ty), mask=wanted, cache_modifier=".cs")  # leaves the cache to keys and values
+
+
+def launch_options(row_bytes: int, heads: int, shared: int) -> tuple[int, int, dict[str, int]]:
+    """(queries, tile, Triton's options) for rows of `row_bytes` and `heads` query heads a kv head, both rounded up to a power of two.
+
+    On an H200 two programs of eight warps share a processor, each with half of its registers: while one waits for keys or works on its
+    softmax, the other keeps the matrix unit busy. Elsewhere: four warps and as many queries as find room in their registers.
+    """
+    if row_bytes > 256:
+        return max(64, heads), 32, {"num_warps": 4, "num_stages": 2}
+    if shared < _LARGE_SHARED:
+        return max(64, heads), 64, {"num_warps": 4, "num_stages": 3}
+    return max(128, heads), 64, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
 
 
 def paged_prefill_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, cu_seqlens_q: Tensor,
@@ -85,16 +120,14 @@ def paged_prefill_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tabl
     """As `paged_prefill`, by the kernel, which uses the matrix unit: not for a T4."""
     (_, num_heads, head_dim), num_kv_heads = q.shape, k_cache.shape[1]
     heads, width = next_power_of_2(num_heads // num_kv_heads), next_power_of_2(max(16, head_dim))  # tl.dot sums over at least 16
-    row_bytes = q.element_size() * width
-    large = row_bytes <= 256 and shared_memory(q.device) >= _LARGE_SHARED
-    queries = max(16, heads, queries or (128 if large else 64))
-    tile = tile or (64 if row_bytes <= 256 else 32)
-    tokens = queries // heads
+    found = launch_options(q.element_size() * width, heads, shared_memory(q.device))
+    tokens, tile, options = max(16, heads, queries or found[0]) // heads, tile or found[1], found[2]
+    early = has_early_launch(q.device)
+    options = {**options, "launch_pdl": True} if early else options
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    _prefill_kernel[(num_kv_heads, len(rows), cdiv(most_tokens, tokens))](
+    _prefill_kernel[(num_kv_heads, len(rows), cdiv(most_tokens, tokens) + 1)](  # a row's first and last positions may share a part with others
         out, q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, rows, scale * _LOG2E, q.stride(0), block_tables.stride(0),
-        H=num_heads, K=num_kv_heads, D=head_dim, S=block_size, HEADS=heads, WIDTH=width, TOKENS=tokens, TILE=tile,
-        num_warps=4 if queries <= 128 else 8, num_stages=3 if row_bytes <= 256 else 2)
+        H=num_heads, K=num_kv_heads, D=head_dim, S=block_size, HEADS=heads, WIDTH=width, TOKENS=tokens, TILE=tile, EARLY=early, **options)
     return out
 
 

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from minivllm.kernels.jit import cdiv, jit, next_power_of_2, tl, uses_triton
+from minivllm.kernels.jit import cdiv, gdc_launch_dependents, gdc_wait, has_early_launch, jit, next_power_of_2, tl, uses_triton
 
-_TOKENS = 4  # for one program: with 1024 numbers a token in 16 bit, 8 KB in flight
+_TOKENS = 4  # for one program of two warps: with 1024 numbers a token in 16 bit, 16 KB of keys and values in flight
 
 
 @jit(changing=("num_tokens",))
 def _store_kernel(k, v, k_cache, v_cache, slot_mapping, num_tokens, k_stride, v_stride,
-                  WIDTH: tl.constexpr, COLUMNS: tl.constexpr, TOKENS: tl.constexpr):
-    """One program copies TOKENS rows of WIDTH = K * D numbers, of k and of v. COLUMNS is WIDTH rounded up to a power of two."""
+                  WIDTH: tl.constexpr, COLUMNS: tl.constexpr, TOKENS: tl.constexpr, EARLY: tl.constexpr):
+    """One program copies TOKENS rows of WIDTH = K * D numbers, of k and of v. COLUMNS is WIDTH rounded up to a power of two.
+
+    EARLY: the kernel comes up while the one before it ends, and lets the next one do so (from sm90 on).
+    """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()  # until what came before has written k and v
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     slots = tl.load(slot_mapping + tokens, mask=tokens < num_tokens, other=-1).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
@@ -30,9 +36,12 @@ def _store_kernel(k, v, k_cache, v_cache, slot_mapping, num_tokens, k_stride, v_
 def store_kvcache_triton(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """As `store_kvcache`, by the kernel. k and v may be parts of a wider row, as the qkv projection leaves them."""
     num_tokens, width = k.shape[0], k.shape[1] * k.shape[2]
+    early = has_early_launch(k.device)
+    options = {"launch_pdl": True} if early else {}
     if num_tokens:
         _store_kernel[(cdiv(num_tokens, _TOKENS),)](k, v, k_cache, v_cache, slot_mapping, num_tokens, k.stride(0), v.stride(0),
-                                                    WIDTH=width, COLUMNS=next_power_of_2(width), TOKENS=_TOKENS)
+                                                    WIDTH=width, COLUMNS=next_power_of_2(width), TOKENS=_TOKENS, EARLY=early,
+                                                    num_warps=2, **options)
 
 
 def store_kvcache_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
