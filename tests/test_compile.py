@@ -18,7 +18,7 @@ import json, sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from minivllm.kernels import paged_decode, paged_prefill, rms_norm, rope_store, sample, silu_and_mul, store_kvcache
+from minivllm.kernels import floors, paged_decode, paged_prefill, rms_norm, rope_store, sample, silu_and_mul, store_kvcache
 
 capability = int(sys.argv[1])
 F, I32, I64, f32, i32 = "*fp16", "*i32", "*i64", "fp32", "i32"
@@ -39,7 +39,9 @@ KERNELS = {
     "rope": (rope_store._rope_store_kernel, [F, F, F, F, f32, "*fp32", "*fp32", I64, F, F, I64, i32],
              dict(H=H, K=K, D=D, HEADS=32, HALF=64, NORM=True), {}),
     "silu": (silu_and_mul._silu_kernel, [F, F], dict(SIZE=3072, COLUMNS=1024), {}),
-    "sample": (sample._best_kernel, ["*fp32", I32, F, "*fp32", I64, I64, i32, i32], dict(COLUMNS=4096, NOISY=True), dict(num_warps=8)),
+    "sample": (sample._best_kernel, ["*fp32", I32, F, "*fp32", I64, I64, "*fp32", i32, i32], dict(COLUMNS=4096, NOISY=True, FLOORED=True), dict(num_warps=8)),
+    **{f"floors of {bits} bits": (floors._floor_kernel, ["*fp32", F if bits == 16 else "*fp32", "*fp32", I64, "*fp32", "*fp32", i32, i32],
+                                  dict(COLUMNS=8192, BITS=bits, TOP_K=True, TOP_P=True, MIN_P=True), dict(num_warps=16)) for bits in (16, 32)},
     "last": (sample._last_kernel, [I64, "*fp32", I32], dict(NUM=38, PARTS=64), dict(num_warps=1)),
 }
 if not T4:
@@ -65,7 +67,7 @@ def test_kernels_compile_for(capability, tmp_path):
                           env={**environment, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr[-3000:]
     built = {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
-    assert len(built) == {75: 8, 89: 2}.get(capability, 9)
+    assert len(built) == {75: 10, 89: 2}.get(capability, 11)
     for name, row in built.items():
         assert row["shared"] <= SHARED_BYTES[capability], f"{name} wants {row['shared']:,} bytes of shared memory on sm_{capability}"
         assert row["matrix"] == (capability >= 80 and name in ("decode", "prefill")), f"{name} on sm_{capability}: matrix instructions {row['matrix']}"

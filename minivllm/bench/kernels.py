@@ -2,12 +2,14 @@
 
 Memory-bound kernels: bytes that must move over the time, as a share of what a large copy reaches. Prefill: FLOPs of the causal half
 over the time, as a share of a large matrix product. Timed as replays of a CUDA graph that walks over several layers, so that no call
-finds its input in the cache where a real step would not.
+finds its input in the cache where a real step would not. Kernels and limits alike are timed after a while of the same work: a GPU's
+clock follows the power of what it just did.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,9 +24,17 @@ H, K, D, S, LAYERS = 16, 8, 128, 16, 14
 BYTES_PER_TOKEN = 2 * K * D * 2  # of one layer, in bfloat16
 
 
+def steady_seconds(run: Callable[[], object], settle: float = 0.1) -> float:
+    """The median of 21 runs, after `settle` seconds of them."""
+    end = time.perf_counter() + settle
+    while time.perf_counter() < end:
+        run()
+        torch.cuda.synchronize()
+    return median_seconds(run, torch.device("cuda"), repeats=21)
+
+
 def graph_seconds(calls: list[Callable[[], object]]) -> float:
     """Seconds of one call: all of `calls` captured in one graph, replayed until it is worth timing."""
-    device = torch.device("cuda")
     for call in calls:  # compiles what must be compiled
         call()
     torch.cuda.synchronize()
@@ -32,9 +42,8 @@ def graph_seconds(calls: list[Callable[[], object]]) -> float:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    once = median_seconds(graph.replay, device)
-    replays = max(1, int(2e-3 / once))
-    return median_seconds(lambda: [graph.replay() for _ in range(replays)], device) / replays / len(calls)
+    replays = max(1, int(2e-3 / median_seconds(graph.replay, torch.device("cuda"))))
+    return steady_seconds(lambda: [graph.replay() for _ in range(replays)]) / replays / len(calls)
 
 
 class Pool:
@@ -61,12 +70,12 @@ def copy_bandwidth() -> float:
     """Bytes a second, read and written, of a large copy on the device."""
     source = torch.randint(0, 255, (2**30,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.nbytes / median_seconds(lambda: target.copy_(source), torch.device("cuda"))
+    return 2 * source.nbytes / steady_seconds(lambda: target.copy_(source))
 
 
 def matmul_rate() -> float:
     a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    return 2 * 8192**3 / median_seconds(lambda: a @ b, torch.device("cuda"))
+    return 2 * 8192**3 / steady_seconds(lambda: a @ b)
 
 
 def store_case(num_tokens: int) -> float:

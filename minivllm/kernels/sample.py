@@ -24,9 +24,9 @@ def _noise(bits):
 
 
 @jit
-def _best_kernel(best_values, best_columns, logits, temperatures, seeds, positions, logits_stride, V,
-                 COLUMNS: tl.constexpr, NOISY: tl.constexpr):
-    """One program: COLUMNS logits of one row; a Philox call gives the noise of four neighbours."""
+def _best_kernel(best_values, best_columns, logits, temperatures, seeds, positions, floors, logits_stride, V,
+                 COLUMNS: tl.constexpr, NOISY: tl.constexpr, FLOORED: tl.constexpr):
+    """One program: COLUMNS logits of one row; a Philox call gives the noise of four neighbours. FLOORED: what is below its row's floor is not drawn."""
     row, part = tl.program_id(0), tl.program_id(1)
     start = logits + row.to(tl.int64) * logits_stride
     if NOISY:
@@ -44,6 +44,8 @@ def _best_kernel(best_values, best_columns, logits, temperatures, seeds, positio
             broken += tl.sum((raw != raw).to(tl.int32), axis=0)
             bits = r0 if j == 0 else r1 if j == 1 else r2 if j == 2 else r3
             scores = tl.where(temperature == 0.0, raw, raw * scale + _noise(bits))
+            if FLOORED:
+                scores = tl.where(raw < tl.load(floors + row), -float("inf"), scores)
             value, index = tl.max(scores, axis=0, return_indices=True)
             place = (part * (COLUMNS // 4) + index) * 4 + j
             better = (value > best) | ((value == best) & (place < column))
@@ -70,7 +72,9 @@ def _last_kernel(tokens, best_values, best_columns, NUM: tl.constexpr, PARTS: tl
     tl.store(tokens + row, tl.where(finite, tl.load(best_columns + row * NUM + part), -1).to(tl.int64))
 
 
-def sample_tokens_triton(logits: Tensor, temperatures: Tensor | None, seeds: Tensor | None, positions: Tensor | None) -> Tensor:
+def sample_tokens_triton(logits: Tensor, temperatures: Tensor | None, seeds: Tensor | None, positions: Tensor | None,
+                         floors: Tensor | None = None) -> Tensor:
+    """As `sample_tokens`, by the kernels."""
     num_rows, size = logits.shape
     parts = cdiv(size, _COLUMNS)
     values = torch.empty(num_rows, parts, dtype=torch.float32, device=logits.device)
@@ -78,25 +82,30 @@ def sample_tokens_triton(logits: Tensor, temperatures: Tensor | None, seeds: Ten
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     noisy = temperatures is not None
     _best_kernel[(num_rows, parts)](values, columns, logits, temperatures if noisy else logits, seeds if noisy else logits,
-                                    positions if noisy else logits, logits.stride(0), size, COLUMNS=_COLUMNS, NOISY=noisy, num_warps=8)
+                                    positions if noisy else logits, logits if floors is None else floors, logits.stride(0), size,
+                                    COLUMNS=_COLUMNS, NOISY=noisy, FLOORED=floors is not None, num_warps=8)
     _last_kernel[(num_rows,)](tokens, values, columns, NUM=parts, PARTS=next_power_of_2(parts), num_warps=1)
     return tokens
 
 
-def sample_tokens_torch(logits: Tensor, temperatures: Tensor | None, seeds: Tensor | None, positions: Tensor | None) -> Tensor:
+def sample_tokens_torch(logits: Tensor, temperatures: Tensor | None, seeds: Tensor | None, positions: Tensor | None,
+                        floors: Tensor | None = None) -> Tensor:
+    """As `sample_tokens`, in plain torch."""
     best, tokens = logits.max(dim=-1)
     if temperatures is not None:
         scores = logits.float() / torch.where(temperatures == 0, 1.0, temperatures.clamp(min=1e-30))[:, None]
+        scores = scores if floors is None else scores.masked_fill(logits < floors[:, None], float("-inf"))
         noise = -torch.log1p(-uniform(seeds, positions, logits.shape[-1]))  # exponential
         tokens = torch.where(temperatures == 0, tokens, (scores - noise.log()).argmax(dim=-1))
     return torch.where(best.isfinite(), tokens, -1)
 
 
-def sample_tokens(logits: Tensor, temperatures: Tensor | None = None, seeds: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+def sample_tokens(logits: Tensor, temperatures: Tensor | None = None, seeds: Tensor | None = None, positions: Tensor | None = None,
+                  floors: Tensor | None = None) -> Tensor:
     """logits [R, V], any float dtype; temperatures float32 [R] (0: the largest logit), seeds and positions int64 [R] -> token ids [R] int64.
-    What seeds and positions hold: see philox.uniform.
+    What seeds and positions hold: see philox.uniform. floors float32 [R]: what is below is not drawn (see floors.row_floors).
 
     Without temperatures every row takes its largest logit. Draws from softmax(logits / temperature). A row with a NaN, with +inf, or with
     nothing but -inf gives -1.
     """
-    return (sample_tokens_triton if uses_triton(logits) else sample_tokens_torch)(logits, temperatures, seeds, positions)
+    return (sample_tokens_triton if uses_triton(logits) else sample_tokens_torch)(logits, temperatures, seeds, positions, floors)

@@ -24,8 +24,7 @@ def saved() -> dict[str, Any]:
 
 
 def measure() -> dict[str, Any]:
-    """The same on this CUDA GPU. cases: microseconds, and the share of what a large copy reaches; block_sizes: microseconds for 64 x "
-            "1,000."""
+    """The same on this CUDA GPU. cases: microseconds, and the share of what a large copy reaches; block_sizes: microseconds for 64 x 1,000."""
     from minivllm.bench.kernels import copy_bandwidth, ragged
 
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """Filters: temperature, then top_k, top_p and min_p, as transformers orders them. What they leave out gets -inf.
 
 They work on a few rows at a time and on all of these alike: a row that does not ask for a filter has the value that keeps everything.
-Knows no request. Built in notebook 08.
+On a GPU a kernel finds what they leave to all rows at once, and nothing is written out. Knows no request. Built in notebook 08.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from minivllm.kernels.floors import row_floors
+from minivllm.kernels.jit import uses_triton
 
 if TYPE_CHECKING:
     from minivllm.worker.sampler import SamplingBatch
@@ -29,6 +32,16 @@ def processed(logits: Tensor, batch: SamplingBatch) -> Tensor:
     return scores
 
 
+def floors_of(logits: Tensor, batch: SamplingBatch) -> Tensor | None:
+    """Below which logit nothing is drawn, float32 [R], for each row; None where nothing is filtered, or no kernel can tell."""
+    filters = batch.top_ks, batch.top_ps, batch.min_ps
+    return row_floors(logits, batch.temperatures, *filters) if by_kernel(logits) and any(values is not None for values in filters) else None
+
+
+def by_kernel(logits: Tensor) -> bool:
+    return uses_triton(logits)
+
+
 def _keep_top_k(scores: Tensor, top_ks: Tensor, max_top_k: int) -> Tensor:
     """Keep each row's k largest, and what equals the k-th; k = 0 keeps all."""
     largest = scores.topk(min(max_top_k, scores.shape[-1]), dim=-1).values  # [R, largest k]
@@ -37,13 +50,13 @@ def _keep_top_k(scores: Tensor, top_ks: Tensor, max_top_k: int) -> Tensor:
 
 
 def _keep_top_p(scores: Tensor, top_ps: Tensor) -> Tensor:
-    """Keep the most likely tokens whose probabilities reach p, the one that crosses p included."""
-    ordered, order = scores.sort(dim=-1, descending=True)
+    """Keep the most likely tokens whose probabilities reach p, the one that crosses p included, and what equals it."""
+    ordered = scores.sort(dim=-1, descending=True).values
     probabilities = ordered.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities  # what the more likely ones add up to
     dropped = (before >= top_ps[:, None]) & (top_ps < 1)[:, None]  # rounded sums may reach 1 before the last token
     dropped[:, 0] = False
-    return scores.masked_fill(dropped.scatter(-1, order, dropped), float("-inf"))
+    return scores.masked_fill(scores < ordered.masked_fill(dropped, float("inf")).amin(dim=-1, keepdim=True), float("-inf"))
 
 
 def _keep_min_p(scores: Tensor, min_ps: Tensor) -> Tensor:

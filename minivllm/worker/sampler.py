@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minivllm.engine.step import PlanRow
 from minivllm.kernels.sample import sample_tokens
-from minivllm.worker.filters import processed
+from minivllm.worker.filters import floors_of, processed
 from minivllm.worker.logits import Edits, History
 
 _SIGN = 1 << 63
@@ -83,11 +83,13 @@ class SamplingBatch:
 def sample(logits: Tensor, batch: SamplingBatch, history: History | None = None) -> Tensor:
     """logits [R, V], any float dtype -> token ids [R] int64. Rows with temperature 0 take the largest logit; -1 for rows that are not finite.
 
-    Temperature alone is one pass over the logits. The special rows go a few at a time: they need more room than the logits themselves.
+    Temperature alone is one pass over the logits, and so are filters once a kernel has found what they leave. Other special rows go a few
+    at a time: they need more room than the logits themselves.
     history: the tokens before, where a row has penalties.
     """
-    tokens = sample_tokens(logits, batch.temperatures, batch.seeds, batch.positions)
-    if batch.special is not None:
+    floors = floors_of(logits, batch) if batch.edits is None else None
+    tokens = sample_tokens(logits, batch.temperatures, batch.seeds, batch.positions, floors)
+    if batch.special is not None and floors is None:
         for number, part in enumerate(batch.special.split(_ROWS_AT_ONCE)):
             some, own = logits[part].float(), batch.rows(part)
             if batch.edits is not None:
@@ -97,8 +99,8 @@ def sample(logits: Tensor, batch: SamplingBatch, history: History | None = None)
 
 
 def _draw(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    if batch.temperatures is None:
-        return sample_tokens(logits)
+    floors = floors_of(logits, batch)
+    if batch.temperatures is None or floors is not None:
+        return sample_tokens(logits, batch.temperatures, batch.seeds, batch.positions, floors)
     greedy = batch.temperatures == 0
-    scores = torch.where(greedy[:, None], logits, processed(logits, batch))
-    return sample_tokens(scores, torch.where(greedy, 0.0, 1.0), batch.seeds, batch.positions)
+    return sample_tokens(torch.where(greedy[:, None], logits, processed(logits, batch)), torch.where(greedy, 0.0, 1.0), batch.seeds, batch.positions)
