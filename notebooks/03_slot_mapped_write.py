@@ -332,6 +332,8 @@ print("@jit" + inspect.getsource(finished).split("@jit")[1].split("\n\n\n")[0])
 #   have fewer: `tokens < num_tokens`.
 # - **One mask, `wanted`, for all that must not be written:** padding, columns behind WIDTH, rows behind the last token. Slots are made 64 bits wide first: with 1,024 numbers a slot,
 #   `slot * WIDTH` leaves 32 bits at slot 2,097,152.
+# - **EARLY.** From an H100 on, a kernel can be started while the one before it still works, so that its start costs nothing later. `gdc_wait` then waits for what that one writes;
+#   `gdc_launch_dependents` allows the next kernel the same.
 # - **No checks.** A slot outside the pool is not noticed; whoever makes the mapping must not make one. `store_kvcache` takes the kernel on a GPU and the twin elsewhere.
 #
 # Equal to its twin, with padding, and with 3 kv heads of 80 numbers, so that 16 columns of each tile of 256 are masked:
@@ -393,16 +395,16 @@ store_bench.figure(figures)
 # %% [markdown]
 # On the H200:
 #
-# - **Called from Python there is no difference** up to 2,048 tokens: 19 us for torch's two copies at 256 tokens, 21 us for our kernel. The device waits for the host, and Triton's one launch takes the host
-#   as long as torch's two. The prediction was wrong here.
-# - **On the device the kernel is 3 to 5 times as fast:** 6.0 / 1.7 = 3.4 at 256 tokens, 80.5 / 19.3 = 4.2 at 8,192. The bytes are the same. Torch's kernel, made for any shape, works out
-#   the address of every single number and gets to 15.8 / 80.5 = 20% of the copy bandwidth; ours reads a row's slot once, moves 16 bytes an instruction, and gets to 15.8 / 19.3 = 82%.
-# - **The rule for -1 costs the most.** With a mask torch takes 168 us at 256 tokens, because each of its four selections asks the device and waits: in 28 layers that is 4.7 ms a step. A spare slot
+# - **Called from Python there is nothing to gain** up to 2,048 tokens: 31 us for torch's two copies at 256 tokens, 38 us for our kernel. The device waits for the host, and Triton's one launch takes the host
+#   longer than torch's two. The prediction was wrong here.
+# - **On the device the kernel is 4 to 6 times as fast:** 6.4 / 1.4 = 4.6 at 256 tokens, 79.2 / 18.0 = 4.4 at 8,192. The bytes are the same. Torch's kernel, made for any shape, works out
+#   the address of every single number and gets to 15.7 / 79.2 = 20% of the copy bandwidth; ours reads a row's slot once, moves 16 bytes an instruction, and gets to 15.7 / 18.0 = 87%.
+# - **The rule for -1 costs the most.** With a mask torch takes 249 us at 256 tokens, because each of its four selections asks the device and waits: in 28 layers that is 7.0 ms a step. A spare slot
 #   for the padding avoids the question and costs two more operations. In the kernel the rule is free.
-# - **Four tokens a program against one:** 1.7 and 1.7 us at 256 tokens, 19.3 and 19.8 at 8,192. Nearly nothing.
+# - **Four tokens a program and EARLY, against one token and no EARLY:** 1.4 and 1.7 us at 256 tokens, 18.0 and 19.6 at 8,192. Small, and most of it is the start.
 #
-# So "2.3 times" is 1, 3.4, 4.2 or 168 / 21 = 8, depending on how many tokens, how it is called, and which torch code it is compared with. (Near it is `index_copy_` at 8,192 tokens: 57.2 / 20.9 = 2.7
-# called from Python.) In a graph, at 256 sequences, the kernel saves 28 layers x 4.3 us = 0.12 ms of a step.
+# So "2.3 times" is 0.8, 4.6, 4.4 or 249 / 38 = 6.5, depending on how many tokens, how it is called, and which torch code it is compared with.
+# In a graph, at 256 sequences, the kernel saves 28 layers x 5.0 us = 0.14 ms of a step.
 #
 # ## 9. Exercises
 #

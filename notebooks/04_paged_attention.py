@@ -268,7 +268,7 @@ print("two full pages in the other order:", torch.allclose(swapped, full, atol=1
 #
 # `minivllm/kernels/paged_decode.py` is the loop above, with three changes:
 #
-# - **Many programs.** Each takes one kv head of one sequence and *a part* of its context (flash-decoding); without parts, one sequence with 8 kv heads would keep 8 of an H200's 132 processors busy.
+# - **Many programs.** Each takes one kv head of one sequence and *a part* of its context, every n-th tile (flash-decoding); without parts, one sequence with 8 kv heads would keep 8 of an H200's 132 processors busy.
 #   The parts are joined by the same rescaling.
 # - **Heads packed.** The query heads of a kv head are the rows of one tile, so each key is read once for all of them.
 # - **Tiles, not pages.** It takes up to 128 positions at a time and looks up each one's block. So one kernel serves every block size.
@@ -506,11 +506,11 @@ print("64 x 1,000 in blocks of", ", ".join(by_size))
 
 
 # %% [markdown]
-# (The text speaks of the saved figures.) 256 sequences of some 1,000 tokens are read faster than a copy's speed: a copy also writes, and changing between the two costs a little. Scattered pages are read as
+# (The text speaks of the saved figures.) 256 sequences of some 1,000 tokens are read at a copy's speed. Scattered pages are read as
 # fast as memory can be, and blocks of 1 as fast as blocks of 256. So the table of slots of section 3 would cost the kernel nothing; the host pays.
 #
-# One sequence of 8,000 reaches about half. Look at the differences: the three smaller cases take 5 to 11 microseconds more than their bytes, for starting the programs, waiting for the
-# first bytes and joining the parts. Beside 61 us that is little; beside the 8 us of 33 MB it is most of as much again.
+# One sequence of 8,000 reaches about 60%. Look at the differences: the three smaller cases take 5 to 11 microseconds more than their bytes, for starting the programs, waiting for the
+# first bytes, programs that end later than others, and joining the parts. Beside 64 us that is little; beside the 8 us of 33 MB it is more than half as much again.
 #
 # ## 10. Exercises
 

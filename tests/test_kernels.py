@@ -106,7 +106,7 @@ def test_decode_without_a_gpu_is_torchs():
 
 
 @pytest.mark.parametrize("rows, kv_heads, most, splits, tile", [
-    (256, 8, 32, 1, 128), (128, 8, 32, 2, 128), (64, 8, 32, 4, 128), (8, 8, 32, 8, 64), (1, 8, 64, 64, 64), (1, 1, 1, 1, 64)])
+    (256, 8, 32, 1, 128), (128, 8, 32, 2, 128), (64, 8, 32, 3, 128), (40, 8, 32, 4, 128), (8, 8, 32, 8, 64), (1, 8, 64, 64, 64), (1, 1, 1, 1, 64)])
 def test_how_often_a_context_is_split_on_an_h200(rows, kv_heads, most, splits, tile):
     assert launch_shape(rows, kv_heads, 132, most, row_bytes=256, shared=227 << 10) == (splits, tile)
 
@@ -145,6 +145,27 @@ def test_prefill_equals_gather_and_attend(shape, queries, tile, device):
         paged_prefill_torch(q, *arguments, want)
         close(got, want)
         assert (got[5] == 9.0).all(), "a row that was not asked for was written"
+
+
+@pytest.mark.gpu
+def test_a_cache_with_more_elements_than_32_bits_count():
+    heads, kv_heads, head_dim, size = 4, 8, 128, 16
+    heads *= kv_heads
+    num_blocks = 2**31 // (size * kv_heads * head_dim) + 4
+    if torch.cuda.mem_get_info()[0] < 12 << 30:
+        pytest.skip("needs 12 GiB of GPU memory")
+    large = [torch.empty(num_blocks * size, kv_heads, head_dim, device="cuda", dtype=torch.float16) for _ in range(2)]
+    small = [torch.randn(3 * size, kv_heads, head_dim, device="cuda", dtype=torch.float16) for _ in range(2)]
+    store_kvcache_triton(*small, *large, torch.arange(3 * size, device="cuda") + (num_blocks - 3) * size)
+    table, behind = (torch.tensor([[first, first + 1, first + 2]], device="cuda", dtype=torch.int32) for first in (0, num_blocks - 3))
+    context, rows, starts = (torch.tensor(values, device="cuda", dtype=torch.int32) for values in ([44], [0], [0, 44]))
+    q = torch.randn(44, heads, head_dim, device="cuda", dtype=torch.float16)
+    for caches, where in ((small, table), (large, behind)):
+        decoded = paged_decode_triton(q[:1], *caches, where, context, size, 0.1)
+        prefilled = paged_prefill_triton(q, *caches, where, context, starts, rows, 44, size, 0.1)
+        if caches is small:
+            want = decoded, prefilled
+    assert torch.equal(decoded, want[0]) and torch.equal(prefilled, want[1])
 
 
 @pytest.mark.parametrize("device", DEVICES)

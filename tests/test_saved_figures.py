@@ -13,8 +13,8 @@ SAID = {
     "06_scheduler": (stall.saved_lines, [("46.5", "from 46 ms"), ("27.7", "to 28"), ("29.5", "smaller ones no further"), ("33.7", "smaller ones no further"),
                                          ("21.4", "over 20 ms")]),
     "07_preemption": (swap.saved_lines, [("17.7", "17.7 + 18.7"), ("18.7", "= 36.4 ms"), ("41.9", "took 41.9"), ("16.8", "512 tokens took 16.8")]),
-    "08_sampling": (sampling_bench.saved_lines, [("11.46 ms,  41.8", "42 times"), ("11.46", "11.5 ms against 0.27"), ("0.27", "11.5 ms against 0.27"),
-                                                 ("0.13", "takes 0.13 ms"), ("5.69", "5.7 ms on")]),
+    "08_sampling": (sampling_bench.saved_lines, [("0.64", "(0.64 ms against 8.94)"), ("8.94", "(0.64 ms against 8.94)"), ("7.35", "still do: 7.35 ms"),
+                                                 ("0.26", "0.26 ms, and greedy"), ("0.11", "without it, 0.11")]),
     "10_tensor_parallelism": (lambda: two_gpus.lines(two_gpus.saved()), [
         ("1.46 ms a step", "from 1.46 to 2.18 ms"), ("2.18 ms a step", "from 1.46 to 2.18 ms"), ("1.18 times one GPU", "1.18 times"),
         ("smallest all-reduce 11.6 us", "11.6 us"), ("0.37 ms together", "0.37 ms"), ("10.74 ms a step", "10.96 instead of 10.74 ms"),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minivllm.kernels.jit import jit, tl, uses_triton
 
-_COLUMNS = 8192  # logits on their way at once, for 512 threads
+_COLUMNS = 8192  # logits on their way at once, for 1,024 threads
 
 
 @jit
@@ -90,7 +90,7 @@ def row_floors_triton(logits: Tensor, temperatures: Tensor, top_ks: Tensor | Non
     given = [temperatures if values is None else values for values in (top_ks, top_ps, min_ps)]
     _floor_kernel[(len(logits),)](floors, logits, temperatures, *given, logits.stride(0), logits.shape[1], COLUMNS=_COLUMNS,
                                   BITS=8 * logits.element_size(), TOP_K=top_ks is not None, TOP_P=top_ps is not None,
-                                  MIN_P=min_ps is not None, num_warps=16)
+                                  MIN_P=min_ps is not None, num_warps=32)
     return floors
 
 

@@ -106,7 +106,8 @@ def launch_shape(num_rows: int, num_kv_heads: int, num_processors: int, most_spl
     """
     programs = num_rows * num_kv_heads
     if programs >= num_processors:
-        splits, bytes_of_keys = next_power_of_2(math.ceil(8 * num_processors / programs)), 32 << 10
+        splits, bytes_of_keys = math.ceil(8 * num_processors / programs), 32 << 10
+        splits = splits if splits <= 3 else next_power_of_2(splits)  # each number is a kernel to compile
     else:
         splits, bytes_of_keys = next_power_of_2(4 * num_processors // programs + 1) // 2, 16 << 10
     bytes_of_keys = min(bytes_of_keys, shared // 6)  # of keys and of values, two tiles each are under way

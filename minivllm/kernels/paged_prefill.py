@@ -28,17 +28,18 @@ _LARGE_SHARED = 192 << 10  # bytes of shared memory for two programs of 128 quer
 
 @jit
 def _load_tile(positions, end, row_table, k_cache, v_cache, kv_head,
-               K: tl.constexpr, D: tl.constexpr, S: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr):
-    """Keys and values [TILE, WIDTH] at `positions`. MASKED: some of them may lie behind `end`."""
+               K: tl.constexpr, D: tl.constexpr, S: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr):
+    """Keys and values [TILE, WIDTH] at `positions`. WIDE: the cache has more elements than 32 bits count. MASKED: some may lie behind `end`."""
     columns = tl.arange(0, WIDTH)
     inside = positions < end
     block = tl.load(row_table + positions // S, mask=inside, other=0) if MASKED else tl.load(row_table + positions // S)
-    page, at = (block.to(tl.int64) * (S * K * D))[:, None], (positions % S * K + kv_head)[:, None] * D + columns[None, :]
+    block = block.to(tl.int64) if WIDE else block
+    at = (block * (S * K * D) + positions % S * (K * D) + kv_head * D)[:, None] + columns[None, :]
     if MASKED or WIDTH != D:
         wanted = inside[:, None] & (columns < D)[None, :]
-        keys, values = tl.load(k_cache + at + page, mask=wanted, other=0.0), tl.load(v_cache + at + page, mask=wanted, other=0.0)
+        keys, values = tl.load(k_cache + at, mask=wanted, other=0.0), tl.load(v_cache + at, mask=wanted, other=0.0)
     else:  # a mask that is always true costs all the same
-        keys, values = tl.load(k_cache + at + page), tl.load(v_cache + at + page)
+        keys, values = tl.load(k_cache + at), tl.load(v_cache + at)
     return keys, values
 
 
@@ -58,7 +59,8 @@ def _attend_tile(best, total, mixed, query, query_positions, keys, values, posit
 @jit(changing=("table_stride",))
 def _prefill_kernel(out, q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, rows, scale, q_stride, table_stride,
                     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, S: tl.constexpr,
-                    HEADS: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr):
+                    HEADS: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr,
+                    WIDE: tl.constexpr, EARLY: tl.constexpr):
     """One program: the queries at TOKENS positions of one row, for the H // K heads of one kv head.
 
     The last tokens of every row, which have most to read, go first: what is left at the end is short. Within a program the keys
@@ -89,12 +91,12 @@ def _prefill_kernel(out, q, k_cache, v_cache, block_tables, context_lens, cu_seq
     end = tl.minimum(context, (part + 1) * TOKENS)  # no query reads further
     for start in tl.static_range(0, max(TOKENS, TILE), TILE):
         positions = open_end + start + tl.arange(0, TILE)
-        keys, values = _load_tile(positions, end, row_table, k_cache, v_cache, kv_head, K, D, S, WIDTH, True)
+        keys, values = _load_tile(positions, end, row_table, k_cache, v_cache, kv_head, K, D, S, WIDTH, WIDE, True)
         if open_end + start < end:
             best, total, mixed = _attend_tile(best, total, mixed, query, query_positions, keys, values, positions, scale, True)
     for start in range(0, open_end, TILE):
         positions = start + tl.arange(0, TILE)
-        keys, values = _load_tile(positions, end, row_table, k_cache, v_cache, kv_head, K, D, S, WIDTH, False)
+        keys, values = _load_tile(positions, end, row_table, k_cache, v_cache, kv_head, K, D, S, WIDTH, WIDE, False)
         best, total, mixed = _attend_tile(best, total, mixed, query, query_positions, keys, values, positions, scale, False)
     mixed *= (1.0 / total)[:, None]
     to = ((first + tokens).to(tl.int64)[:, None] * H + (kv_head * (H // K) + head)[:, None]) * D + columns[None, :]
@@ -125,9 +127,11 @@ def paged_prefill_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tabl
     early = has_early_launch(q.device)
     options = {**options, "launch_pdl": True} if early else options
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    _prefill_kernel[(num_kv_heads, len(rows), cdiv(most_tokens, tokens) + 1)](  # a row's first and last positions may share a part with others
+    parts = min(cdiv(most_tokens, tokens) + 1, cdiv(block_tables.shape[1] * block_size, tokens))  # of a row: its first token may lie inside of one
+    _prefill_kernel[(num_kv_heads, len(rows), parts)](
         out, q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, rows, scale * _LOG2E, q.stride(0), block_tables.stride(0),
-        H=num_heads, K=num_kv_heads, D=head_dim, S=block_size, HEADS=heads, WIDTH=width, TOKENS=tokens, TILE=tile, EARLY=early, **options)
+        H=num_heads, K=num_kv_heads, D=head_dim, S=block_size, HEADS=heads, WIDTH=width, TOKENS=tokens, TILE=tile,
+        WIDE=k_cache.numel() >= 2**31, EARLY=early, **options)
     return out
 
 

@@ -42,13 +42,13 @@ def top_p_keep(function: Any, llm: LLM, prompt: Prompt, params: SamplingParams) 
 @contextmanager
 def _plugged(function: Callable) -> Iterator[list[int]]:
     """The filter replaced while the block runs; yields how many tokens each call kept."""
-    kept, own, by_kernel = [], filters._keep_top_p, filters.by_kernel
+    kept, own = [], filters._keep_top_p
     try:
         filters._keep_top_p = lambda scores, top_ps: _filtered(function, scores, top_ps, kept)
-        filters.by_kernel = lambda logits: False
-        yield kept
+        with filters.filters_in_torch():
+            yield kept
     finally:
-        filters._keep_top_p, filters.by_kernel = own, by_kernel
+        filters._keep_top_p = own
 
 
 def _filtered(function: Callable, scores: Tensor, top_ps: Tensor, kept: list[int]) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from minivllm.engine.options import RowOptions
 from minivllm.engine.step import PlanRow
 from minivllm.sampling_params import SamplingParams
+from minivllm.worker.filters import filters_in_torch
 from minivllm.worker.logits import History
 from minivllm.worker.logprobs import sampled_logprobs
 from minivllm.worker.sampler import SamplingBatch, sample
@@ -32,6 +33,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "repetition + presence": {"temperature": 0.8, "repetition_penalty": 1.1, "presence_penalty": 0.5},
     "top_k + top_p": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
 }
+SORTED = "top_k + top_p, sorted"  # without the kernel that finds floors
 
 
 def plan_rows(params: SamplingParams, count: int) -> list[PlanRow]:
@@ -47,10 +49,11 @@ def plan_rows(params: SamplingParams, count: int) -> list[PlanRow]:
 
 def measure(rows: int = ROWS, vocab: int = VOCAB, device: str | torch.device = "cpu", repeats: int = 5,
             dtype: torch.dtype = torch.float32) -> dict[str, float]:
-    """Milliseconds from logits [rows, vocab] to tokens on the host, for each of WAYS: the median of `repeats` runs after another.
-    """
+    """Milliseconds from logits [rows, vocab] to tokens on the host, for each of WAYS and SORTED: the median of `repeats` runs after another."""
     logits = (4 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0))).to(device, dtype)
-    return {name: _milliseconds(plan_rows(SamplingParams(**way), rows), logits, repeats) for name, way in WAYS.items()}
+    found = {name: _milliseconds(plan_rows(SamplingParams(**way), rows), logits, repeats) for name, way in WAYS.items()}
+    with filters_in_torch():
+        return {**found, SORTED: _milliseconds(plan_rows(SamplingParams(**WAYS["top_k + top_p"]), rows), logits, repeats)}
 
 
 @torch.inference_mode()

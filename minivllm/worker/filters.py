@@ -6,6 +6,8 @@ On a GPU a kernel finds what they leave to all rows at once, and nothing is writ
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +18,8 @@ from minivllm.kernels.jit import uses_triton
 
 if TYPE_CHECKING:
     from minivllm.worker.sampler import SamplingBatch
+
+by_kernel = uses_triton  # whether a kernel tells what the filters leave of these logits
 
 
 def processed(logits: Tensor, batch: SamplingBatch) -> Tensor:
@@ -38,8 +42,15 @@ def floors_of(logits: Tensor, batch: SamplingBatch) -> Tensor | None:
     return row_floors(logits, batch.temperatures, *filters) if by_kernel(logits) and any(values is not None for values in filters) else None
 
 
-def by_kernel(logits: Tensor) -> bool:
-    return uses_triton(logits)
+@contextmanager
+def filters_in_torch() -> Iterator[None]:
+    """While this lasts every filter is applied to the logits in plain torch, also on a GPU."""
+    global by_kernel
+    by_kernel = lambda logits: False
+    try:
+        yield
+    finally:
+        by_kernel = uses_triton
 
 
 def _keep_top_k(scores: Tensor, top_ks: Tensor, max_top_k: int) -> Tensor:
