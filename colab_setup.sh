@@ -285,16 +285,17 @@ add_flash_attn() {
 }
 
 colab() {
-  local version start=$SECONDS
+  local host=Colab version start=$SECONDS
+  in_colab || host=Kaggle
   python="$(command -v "${MINIVLLM_PYTHON:-python3}")"
   version="$(version_of_python "$python")"
-  in_range "$version" || die "this Colab runs Python $version; minivllm needs 3.10 to 3.13: choose another runtime"
+  in_range "$version" || die "this $host runs Python $version; minivllm needs 3.10 to 3.13: choose another runtime"
   log="${TMPDIR:-/tmp}/minivllm-setup-$UID.log"
   : >"$log"
   # shellcheck disable=SC2086 # a list of names
   versions $KEPT >"$work/kept.txt"
-  grep -q '^torch==' "$work/kept.txt" || die "this Colab has no torch, and this script does not install it"
-  say "Colab, Python $version; these stay as they are: $(paste -sd ' ' "$work/kept.txt")"
+  grep -q '^torch==' "$work/kept.txt" || die "this $host has no torch, and this script does not install it"
+  say "$host, Python $version; these stay as they are: $(paste -sd ' ' "$work/kept.txt")"
   install_package
   install_model
   install_dependencies

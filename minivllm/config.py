@@ -71,6 +71,8 @@ class EngineConfig:
                      "tensor_parallel_size", "overlap_chunk_size"):
             if (value := getattr(self, name)) is not None:
                 put(name, require_int(_OWNER, name, value, 1))
+        if self.overlap_chunk_size is not None and self.tensor_parallel_size == 1:
+            raise ValueError("LLM.overlap_chunk_size is about what several GPUs add up: leave it out, or raise tensor_parallel_size")
         if self.max_model_len is not None:
             put("max_model_len", require_int(_OWNER, "max_model_len", self.max_model_len, 2))
         put("seed", require_int(_OWNER, "seed", self.seed, 0, 2**64 - 1))

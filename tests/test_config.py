@@ -43,12 +43,14 @@ def test_counts_are_positive_ints(name):
     assert message(ValueError, **{name: 0}) == f"LLM.{name} must be at least 1, got 0"
     assert message(TypeError, **{name: 1.0}) == f"LLM.{name} must be an int, got 1.0"
     assert message(TypeError, **{name: True}) == f"LLM.{name} must be an int, got True"
-    value = getattr(EngineConfig(**{name: np.int64(1)}), name)
+    value = getattr(EngineConfig(**{"tensor_parallel_size": 2, name: np.int64(1)}), name)
     assert value == 1 and type(value) is int
 
 
 @pytest.mark.parametrize("fields, error, want", [
     ({"max_model_len": 1}, ValueError, "LLM.max_model_len must be at least 2, got 1"),
+    ({"overlap_chunk_size": 512}, ValueError,
+     "LLM.overlap_chunk_size is about what several GPUs add up: leave it out, or raise tensor_parallel_size"),
     ({"seed": -1}, ValueError, "LLM.seed must be between 0 and 18446744073709551615, got -1"),
     ({"seed": 2**64}, ValueError, "LLM.seed must be between 0 and 18446744073709551615, got 18446744073709551616"),
     ({"seed": None}, TypeError, "LLM.seed must be an int, got None"),

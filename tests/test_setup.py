@@ -161,7 +161,7 @@ def test_usage_outside_colab(arguments):
 def test_kaggle_is_set_up_as_colab_is(tmp_path):
     command(tmp_path, "python", 'case "$*" in *version_info*) echo 3.14 ;; *) exit 1 ;; esac')  # without google.colab
     done = run_script(KAGGLE_KERNEL_RUN_TYPE="Interactive", MINIVLLM_PYTHON=str(tmp_path / "python"))
-    assert_fails_in_one_line(done, "this Colab runs Python 3.14")
+    assert_fails_in_one_line(done, "this Kaggle runs Python 3.14")
 
 
 def test_help():

@@ -16,11 +16,11 @@ from minivllm.worker.wire import PlanReader, PlanWriter
 class GlooThreads:
     """A runner for an Engine: every step goes to each rank, as bytes, in its own thread."""
 
-    def __init__(self, directory, size, **settings):
+    def __init__(self, directory, size, overlap_chunk_size=None, **settings):
         config = EngineConfig(model=str(directory), device="cpu", **settings)
         checkpoint = open_model(config.model)
         self.threads = [ThreadPoolExecutor(1) for _ in range(size)]
-        self.groups = [Group(rank, size, config.overlap_chunk_size) for rank in range(size)]
+        self.groups = [Group(rank, size, overlap_chunk_size) for rank in range(size)]
         store = dist.HashStore()
         self.runners = self.all(lambda rank: (RankRunner if rank else ModelRunner)(config, checkpoint, self.groups[rank]))
         self.all(lambda rank: self.groups[rank].connect(store, self.runners[rank].device, local=True))
