@@ -28,7 +28,7 @@ class SamplingParams:
 
     temperature: 0 takes the most likely token (greedy) after the first group; above 0 the logits are divided by it.
     top_k: keep the k most likely tokens; 0 or -1 keeps all.
-    top_p: keep the smallest set of most likely tokens whose probabilities reach p; the token that crosses p is kept.
+    top_p: keep the smallest set of most likely tokens whose probabilities reach p, the token that crosses p included, and its equals.
     seed: fixes this request's random noise, whatever else is in its batch. None: drawn from the engine's seed.
     max_tokens: how many tokens to generate at most; None: up to the engine's `max_model_len`.
     stop: a string or strings that end the text; the stop string itself is left out of it.

@@ -270,7 +270,7 @@ print(f"{len(set(ours))} different tokens; package alone: {ours == alone}, in a 
 # %% [markdown]
 # ## 6. The finished module
 #
-# - `kernels/sample.py` is that `draw` as a Triton kernel: logits in, a token out, the noise made in registers. `worker/filters.py` has top_k, top_p and min_p.
+# - `kernels/sample.py` is that `draw` as a Triton kernel: logits in, a token out, the noise made in registers. `worker/filters.py` has top_k, top_p and min_p, for a GPU `kernels/floors.py`.
 # - `worker/logits.py` changes logits before that: penalties, `logit_bias`, `allowed_token_ids`, `min_tokens`. `worker/logprobs.py` reports.
 # - `engine/siblings.py` makes n sequences of a request; `engine/stopping.py` decides when a text ends.
 #
@@ -495,7 +495,7 @@ def top_p_keep_solution(probabilities, p):
 check.top_p_keep(top_p_keep_solution)
 
 # %% [markdown]
-# **Optional: the real engine with your top_p.** The same seed gives the same noise, so the same set gives the same tokens.
+# **Optional: the real engine with your top_p.** The same seed gives the same noise, so the same set gives the same tokens. (Equals of the last token the package keeps too; 16-bit logits have such.)
 
 # %% tags=["exercise-1-plug"]
 from minivllm.teach import plug_sampling

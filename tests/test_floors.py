@@ -57,7 +57,7 @@ def floors_of(run, logits, rows, device):
 
 
 ROWS = [(1.0, 0, 1.0, 0.0), (1.0, 5, 1.0, 0.0), (0.7, 0, 0.9, 0.0), (1.3, 0, 1.0, 0.05), (1.0, 40, 0.8, 0.0), (2.0, 3, 0.99, 0.2),
-        (0.0, 4, 0.5, 0.0), (1e-30, 0, 0.3, 0.0), (1.0, 0, 1e-6, 0.0), (1.0, 1, 1.0, 0.0), (1.0, 10**6, 0.999, 1e-4), (1.0, 0, 1.0, 1.0)]
+        (0.0, 4, 0.95, 0.0), (1.0, 0, 1e-50, 0.0), (1e-30, 0, 0.3, 0.0), (1.0, 0, 1e-6, 0.0), (1.0, 1, 1.0, 0.0), (1.0, 10**6, 0.999, 1e-4), (1.0, 0, 1.0, 1.0)]
 
 
 @pytest.mark.parametrize("run, device", RUNS)
@@ -76,6 +76,12 @@ def test_ties_at_the_floor_are_kept(run, device):
     logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
     for row in ((1.0, 2, 1.0, 0.0), (1.0, 0, 0.6, 0.0), (1.0, 0, 1.0, math.exp(-1) - 1e-6)):
         assert 0.0 < floors_of(run, logits, [row], device).item() <= 1.0
+
+
+@pytest.mark.parametrize("run, device", RUNS)
+def test_the_best_alone_and_nothing_between_it_and_the_next(run, device):
+    logits = torch.tensor([[2.0, 1.9921875, 1.0]], dtype=torch.bfloat16)  # neighbours
+    assert floors_of(run, logits, [(1.0, 1, 1.0, 0.0)], device).item() == 2.0
 
 
 @pytest.mark.parametrize("run, device", RUNS)

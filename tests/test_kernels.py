@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from minivllm.kernels import paged_prefill
 from minivllm.kernels.jit import INTERPRETED, cdiv, jit, next_power_of_2, tl
 from minivllm.kernels.paged_decode import join_shape, launch_shape, paged_decode, paged_decode_torch, paged_decode_triton
 from minivllm.kernels.paged_prefill import paged_prefill_torch, paged_prefill_triton
@@ -70,7 +71,7 @@ def test_store_of_nothing_is_nothing():
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dot", [True, False], ids=["matrix unit", "without"])
-@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("splits", [1, 4, 64])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_decode_equals_gather_and_attend(shape, splits, dot, device):
     heads, _, head_dim, size = shape
@@ -145,6 +146,33 @@ def test_prefill_equals_gather_and_attend(shape, queries, tile, device):
         paged_prefill_torch(q, *arguments, want)
         close(got, want)
         assert (got[5] == 9.0).all(), "a row that was not asked for was written"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [1, 4])
+def test_prefill_of_a_chunk_that_begins_anywhere(size, device):
+    """Parts of 8 positions, the context before the chunk from 0 to 15: its first token lies inside of a part, or at its start or end."""
+    for earlier in range(0, 18, 3):
+        for count in (2, 8, 9, 16):
+            caches = [torch.randn(160, 2, 8, device=device) for _ in range(2)]
+            table = torch.randperm(160 // size, device=device)[:40 // size + 1].to(torch.int32)[None]
+            numbers = ([earlier + count], [0, count], [0])
+            context, starts, rows = (torch.tensor(values, device=device, dtype=torch.int32) for values in numbers)
+            q = torch.randn(count, 4, 8, device=device)
+            arguments = (q, *caches, table, context, starts, rows, count, size, 0.3)
+            close(paged_prefill_triton(*arguments, queries=16, tile=16), paged_prefill_torch(*arguments))
+
+
+def test_prefill_with_wide_offsets_is_the_same(monkeypatch):
+    """What a cache of more than 2^31 elements takes, on a small one."""
+    if not INTERPRETED:
+        pytest.skip("TRITON_INTERPRET=1 is not set; a GPU has a test with such a cache")
+    caches, table = list(pool(SHAPES[0], torch.float32, "cpu")), tables(1, 5, "cpu")
+    context, starts, rows = (torch.tensor(values, dtype=torch.int32) for values in ([18], [0, 11], [0]))
+    arguments = (torch.randn(11, 4, 8), *caches, table, context, starts, rows, 11, 4, 0.3)
+    want = paged_prefill_triton(*arguments, queries=16, tile=16)
+    monkeypatch.setattr(paged_prefill, "_WIDE_FROM", 0)
+    assert torch.equal(paged_prefill_triton(*arguments, queries=16, tile=16), want)
 
 
 @pytest.mark.gpu

@@ -152,7 +152,7 @@ def test_what_two_batches_show(first, second, words):
 
 def test_every_way_is_measured_on_any_device():
     found = sampling_bench.measure(3, 500, repeats=1)
-    assert set(found) == {*sampling_bench.WAYS, sampling_bench.SORTED} and all(ms > 0 for ms in found.values())
+    assert set(found) == set(sampling_bench.WAYS) and all(ms > 0 for ms in found.values())
     assert len(sampling_bench.lines(found)) == len(found)
 
 

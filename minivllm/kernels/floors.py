@@ -51,8 +51,7 @@ def _highest(start, V, low, high, wanted, best, scale, COLUMNS: tl.constexpr, BI
 
 
 @jit
-def _floor_kernel(floors, logits, temperatures, top_ks, top_ps, min_ps, logits_stride, V, COLUMNS: tl.constexpr, BITS: tl.constexpr,
-                  TOP_K: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr):
+def _floor_kernel(floors, logits, temperatures, top_ks, top_ps, min_ps, logits_stride, V, COLUMNS: tl.constexpr, BITS: tl.constexpr):
     """One program: one row. BITS: of a logit."""
     row = tl.program_id(0)
     start = logits + row.to(tl.int64) * logits_stride
@@ -66,31 +65,28 @@ def _floor_kernel(floors, logits, temperatures, top_ks, top_ps, min_ps, logits_s
     scale = 1.4426950408889634 / temperature  # log2(e): the hardware has 2^x
     top = _ordered(best.to(logits.dtype.element_ty), BITS).to(tl.int64)
     low = tl.full([], -(1 << (BITS - 1)), tl.int64)  # below every float: all are at or above it
-    if TOP_K:
-        k = tl.load(top_ks + row)
-        if (k > 0) & (k < V):
-            low = _highest(start, V, low, top + 1, k.to(tl.float32), best, scale, COLUMNS, BITS, False)
-    if TOP_P:
-        p = tl.load(top_ps + row)
-        if p < 1.0:
-            whole, _, _ = _above(start, V, low, low, low, best, scale, COLUMNS, BITS, True)  # of what top_k has left
-            low = _highest(start, V, low, top + 1, p * whole, best, scale, COLUMNS, BITS, True)
+    k, p = tl.load(top_ks + row), tl.load(top_ps + row)
+    if (k > 0) & (k < V):
+        low = _highest(start, V, low, top + 1, k.to(tl.float32), best, scale, COLUMNS, BITS, False)
+    if p < 1.0:
+        whole, _, _ = _above(start, V, low, low, low, best, scale, COLUMNS, BITS, True)  # of what top_k has left
+        low = _highest(start, V, low, top + 1, p * whole, best, scale, COLUMNS, BITS, True)
     bits = low.to(tl.int32)
     bits = bits ^ ((bits >> 31) & (0x7FFF if BITS == 16 else 0x7FFFFFFF))
     floor = bits.to(tl.int16 if BITS == 16 else tl.int32).to(logits.dtype.element_ty, bitcast=True).to(tl.float32)
     floor = tl.where(floor == floor, floor, -float("inf"))  # the lowest integers are no numbers
-    if MIN_P:
-        floor = tl.maximum(floor, best + temperature * tl.log(tl.load(min_ps + row)))
-    tl.store(floors + row, tl.minimum(floor, best))
+    floor = tl.maximum(floor, best + temperature * tl.log(tl.load(min_ps + row)))  # min_p = 0: -inf
+    tl.store(floors + row, tl.minimum(floor, best))  # if p is 0 in float32 nothing reaches it
 
 
 def row_floors_triton(logits: Tensor, temperatures: Tensor, top_ks: Tensor | None, top_ps: Tensor | None, min_ps: Tensor | None) -> Tensor:
     """As `row_floors`, by the kernel."""
     floors = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    given = [temperatures if values is None else values for values in (top_ks, top_ps, min_ps)]
-    _floor_kernel[(len(logits),)](floors, logits, temperatures, *given, logits.stride(0), logits.shape[1], COLUMNS=_COLUMNS,
-                                  BITS=8 * logits.element_size(), TOP_K=top_ks is not None, TOP_P=top_ps is not None,
-                                  MIN_P=min_ps is not None, num_warps=32)
+    all_kept = lambda value, dtype: torch.full(temperatures.shape, value, dtype=dtype, device=logits.device)
+    top_ks = all_kept(0, torch.int64) if top_ks is None else top_ks  # one kernel for all, not one to compile for each set of filters
+    top_ps, min_ps = all_kept(1, torch.float32) if top_ps is None else top_ps, all_kept(0, torch.float32) if min_ps is None else min_ps
+    _floor_kernel[(len(logits),)](floors, logits, temperatures, top_ks, top_ps, min_ps, logits.stride(0), logits.shape[1],
+                                  COLUMNS=_COLUMNS, BITS=8 * logits.element_size(), num_warps=32)
     return floors
 
 
@@ -113,7 +109,7 @@ def row_floors_torch(logits: Tensor, temperatures: Tensor, top_ks: Tensor | None
 
 
 def row_floors(logits: Tensor, temperatures: Tensor, top_ks: Tensor | None, top_ps: Tensor | None, min_ps: Tensor | None) -> Tensor:
-    """logits [R, V], any float dtype; temperatures float32 [R]; top_ks int64 [R], 0: all; top_ps and min_ps float32 [R], 1 and 0: all; None
+    """logits [R, V], float32 or 16 bit; temperatures float32 [R]; top_ks int64 [R], 0: all; top_ps and min_ps float32 [R], 1 and 0: all; None
     where no row asks for a filter -> float32 [R]: logits at or above it may be drawn, also those that are equal to the last one kept.
 
     In this order, each of what the one before has left: divide by the temperature (0: as 1); keep the k largest; the most likely whose

@@ -23,6 +23,7 @@ from minivllm.kernels.jit import (
 )
 
 _LOG2E = 1.4426950408889634
+_WIDE_FROM = 2**31  # elements of a cache, from which on 32 bits do not tell one from another
 _LARGE_SHARED = 192 << 10  # bytes of shared memory for two programs of 128 queries with two tiles each; an A100 has 163 KiB, an H200 227
 
 
@@ -131,7 +132,7 @@ def paged_prefill_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tabl
     _prefill_kernel[(num_kv_heads, len(rows), parts)](
         out, q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, rows, scale * _LOG2E, q.stride(0), block_tables.stride(0),
         H=num_heads, K=num_kv_heads, D=head_dim, S=block_size, HEADS=heads, WIDTH=width, TOKENS=tokens, TILE=tile,
-        WIDE=k_cache.numel() >= 2**31, EARLY=early, **options)
+        WIDE=k_cache.numel() >= _WIDE_FROM, EARLY=early, **options)
     return out
 
 

@@ -105,7 +105,7 @@ def sample_tokens(logits: Tensor, temperatures: Tensor | None = None, seeds: Ten
     """logits [R, V], any float dtype; temperatures float32 [R] (0: the largest logit), seeds and positions int64 [R] -> token ids [R] int64.
     What seeds and positions hold: see philox.uniform. floors float32 [R]: what is below is not drawn (see floors.row_floors).
 
-    Without temperatures every row takes its largest logit. Draws from softmax(logits / temperature). A row with a NaN, with +inf, or with
+    Without temperatures every row takes its largest logit, and at temperatures below some 1e-4 equals may no longer all have their chance. Draws from softmax(logits / temperature). A row with a NaN, with +inf, or with
     nothing but -inf gives -1.
     """
     return (sample_tokens_triton if uses_triton(logits) else sample_tokens_torch)(logits, temperatures, seeds, positions, floors)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from minivllm.kernels.jit import cdiv, gdc_launch_dependents, gdc_wait, has_early_launch, jit, next_power_of_2, tl, uses_triton
 
-_TOKENS = 4  # for one program of two warps: with 1024 numbers a token in 16 bit, 16 KB of keys and values in flight
+_TOKENS = 4  # for one program: with 1024 numbers a token in 16 bit, 16 KB of keys and values in flight
 
 
 @jit(changing=("num_tokens",))
@@ -41,7 +41,7 @@ def store_kvcache_triton(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor,
     if num_tokens:
         _store_kernel[(cdiv(num_tokens, _TOKENS),)](k, v, k_cache, v_cache, slot_mapping, num_tokens, k.stride(0), v.stride(0),
                                                     WIDTH=width, COLUMNS=next_power_of_2(width), TOKENS=_TOKENS, EARLY=early,
-                                                    num_warps=2, **options)
+                                                    num_warps=max(2, min(8, width // 512)), **options)  # 2 to 8, and all in registers
 
 
 def store_kvcache_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from minivllm.engine.options import RowOptions
 from minivllm.engine.step import PlanRow
+from minivllm.kernels.jit import uses_triton
 from minivllm.sampling_params import SamplingParams
 from minivllm.worker.filters import filters_in_torch
 from minivllm.worker.logits import History
@@ -49,9 +50,11 @@ def plan_rows(params: SamplingParams, count: int) -> list[PlanRow]:
 
 def measure(rows: int = ROWS, vocab: int = VOCAB, device: str | torch.device = "cpu", repeats: int = 5,
             dtype: torch.dtype = torch.float32) -> dict[str, float]:
-    """Milliseconds from logits [rows, vocab] to tokens on the host, for each of WAYS and SORTED: the median of `repeats` runs after another."""
+    """Milliseconds from logits [rows, vocab] to tokens on the host, for each of WAYS, and SORTED where there is a kernel: the median of `repeats` runs after another."""
     logits = (4 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0))).to(device, dtype)
     found = {name: _milliseconds(plan_rows(SamplingParams(**way), rows), logits, repeats) for name, way in WAYS.items()}
+    if not uses_triton(logits):
+        return found
     with filters_in_torch():
         return {**found, SORTED: _milliseconds(plan_rows(SamplingParams(**WAYS["top_k + top_p"]), rows), logits, repeats)}
 

@@ -46,11 +46,11 @@ def floors_of(logits: Tensor, batch: SamplingBatch) -> Tensor | None:
 def filters_in_torch() -> Iterator[None]:
     """While this lasts every filter is applied to the logits in plain torch, also on a GPU."""
     global by_kernel
-    by_kernel = lambda logits: False
+    before, by_kernel = by_kernel, lambda logits: False
     try:
         yield
     finally:
-        by_kernel = uses_triton
+        by_kernel = before
 
 
 def _keep_top_k(scores: Tensor, top_ks: Tensor, max_top_k: int) -> Tensor:

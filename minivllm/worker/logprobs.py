@@ -14,7 +14,7 @@ from torch import Tensor
 from minivllm.engine.options import TokenLogprobs
 from minivllm.engine.step import PlanRow
 
-LOGITS_BYTES = 32 << 20  # with what is computed from them, less than the sampler's filters take for a full batch
+LOGITS_BYTES = 32 << 20  # with what is computed from them, less than filters in torch take for a full batch, which is what profile_run reserves
 
 
 def rows_at_once(vocab_size: int) -> int:

@@ -16,13 +16,14 @@ from minivllm.attention.torch_sdpa import MOST_GATHERED_TOKENS
 from minivllm.config import DEFAULT_MAX_NUM_SEQS, EngineConfig
 from minivllm.engine.step import PlanRow, StepPlan
 from minivllm.sampling_params import SamplingParams
+from minivllm.worker.filters import filters_in_torch
 from minivllm.worker.kv_cache import num_blocks_that_fit
 
 if TYPE_CHECKING:
     from minivllm.worker.model_runner import ModelRunner
 
 _NEVER = 1 << 30  # no position is written
-#: The options that take most memory: they sort all logits.
+#: In torch these sort all logits, and take more than any other option does with or without a kernel.
 _SAMPLING = SamplingParams(temperature=1.0, top_k=50, top_p=0.9)
 
 
@@ -46,8 +47,9 @@ def profile_run(runner: ModelRunner, config: EngineConfig, max_num_batched_token
     try:
         torch.cuda.reset_peak_memory_stats(runner.device)
         base = torch.cuda.memory_allocated(runner.device)
-        for plan in largest_steps(num_tokens, num_rows, positions, block_size):
-            runner.compute(plan)
+        with filters_in_torch():
+            for plan in largest_steps(num_tokens, num_rows, positions, block_size):
+                runner.compute(plan)
         activations = torch.cuda.max_memory_allocated(runner.device) - base
         graphs = _graph_bytes(runner, num_rows, -(-positions // block_size), block_size) if runner.wants_graphs(config) else 0
     finally:
@@ -84,10 +86,8 @@ def _graph_bytes(runner: ModelRunner, num_rows: int, most_blocks: int, block_siz
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(runner.device)[0]  # the device's own word: graphs take memory that torch does not count
 
-    sizes = graph_sizes(num_rows)
-    readings = [free()]
-    batch = DecodeBatch(num_rows, most_blocks, block_size, runner.device)
-    kept = []
+    sizes, readings = graph_sizes(num_rows), [free()]
+    batch, kept = DecodeBatch(num_rows, most_blocks, block_size, runner.device), []
     for some in ([sizes[-1]], [sizes[0]]):
         kept.append(DecodeGraphs.capture(runner.model, runner.backend, batch, some, runner.ranks.size))
         readings.append(free())
