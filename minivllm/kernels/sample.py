@@ -26,7 +26,10 @@ def _noise(bits):
 @jit
 def _best_kernel(best_values, best_columns, logits, temperatures, seeds, positions, floors, logits_stride, V,
                  COLUMNS: tl.constexpr, NOISY: tl.constexpr, FLOORED: tl.constexpr):
-    """One program: COLUMNS logits of one row; a Philox call gives the noise of four neighbours. FLOORED: what is below its row's floor is not drawn."""
+    """One program: COLUMNS logits of one row; a Philox call gives the noise of four neighbours.
+
+    FLOORED: what is below its row's floor is not drawn.
+    """
     row, part = tl.program_id(0), tl.program_id(1)
     start = logits + row.to(tl.int64) * logits_stride
     if NOISY:
@@ -105,7 +108,7 @@ def sample_tokens(logits: Tensor, temperatures: Tensor | None = None, seeds: Ten
     """logits [R, V], any float dtype; temperatures float32 [R] (0: the largest logit), seeds and positions int64 [R] -> token ids [R] int64.
     What seeds and positions hold: see philox.uniform. floors float32 [R]: what is below is not drawn (see floors.row_floors).
 
-    Without temperatures every row takes its largest logit, and at temperatures below some 1e-4 equals may no longer all have their chance. Draws from softmax(logits / temperature). A row with a NaN, with +inf, or with
-    nothing but -inf gives -1.
+    Without temperatures every row takes its largest logit. Draws from softmax(logits / temperature); below a temperature of some 1e-4 the
+    noise is lost in rounding, and of equals the first is taken. A row with a NaN, with +inf, or with nothing but -inf gives -1.
     """
     return (sample_tokens_triton if uses_triton(logits) else sample_tokens_torch)(logits, temperatures, seeds, positions, floors)
