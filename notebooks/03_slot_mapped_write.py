@@ -401,7 +401,7 @@ store_bench.figure(figures)
 #   the address of every single number and gets to 15.7 / 79.2 = 20% of the copy bandwidth; ours reads a row's slot once, moves 16 bytes an instruction, and gets to 15.7 / 18.0 = 87%.
 # - **The rule for -1 costs the most.** With a mask torch takes 249 us at 256 tokens, because each of its four selections asks the device and waits: in 28 layers that is 7.0 ms a step. A spare slot
 #   for the padding avoids the question and costs two more operations. In the kernel the rule is free.
-# - **Four tokens a program and EARLY, against one token and no EARLY:** 1.4 and 1.7 us at 256 tokens, 18.0 and 19.6 at 8,192. Small, and most of it is the start.
+# - **Four tokens a program and EARLY, against one token and no EARLY:** 1.4 and 1.7 us at 256 tokens, 18.0 and 19.6 at 8,192. Small.
 #
 # So "2.3 times" is 0.8, 4.6, 4.4 or 249 / 38 = 6.5, depending on how many tokens, how it is called, and which torch code it is compared with.
 # In a graph, at 256 sequences, the kernel saves 28 layers x 5.0 us = 0.14 ms of a step.

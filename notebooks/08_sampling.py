@@ -452,8 +452,8 @@ print(*sampling_bench.saved_lines(), sep="\n")
 
 
 # %% [markdown]
-# On the H200 floors are 14 times as fast as the sort (0.64 ms against 8.94), not 4 times: floors take what bytes say, the sort seven times as long. It goes 32 rows at a time, so as to need room for 32 rows of float32 instead of 256, and each of the 8 parts starts every operation of torch again.
-# Penalties still do: 7.35 ms. Temperature also makes noise, ten rounds of multiplications for four logits, which is work and not bytes: 0.26 ms, and greedy, without it, 0.11. Is 0.64 ms much? To read all 1.2 GB of Qwen3-0.6B's weights takes 0.25 ms.
+# On the H200 floors are 14 times as fast as the sort (0.64 ms against 8.94), not 4 times. Without the draw, which is 0.26, floors take 0.38 ms, a third more than bytes say; the sort takes seven times as long as they say. It goes 32 rows at a time, so as to need room for 32 rows of float32 instead of 256, and each of the 8 parts starts every operation of torch again.
+# Penalties still do: 7.35 ms. Temperature also makes noise, ten rounds of multiplications for four logits, which is work and not bytes; greedy, without it, takes 0.11 ms. Is 0.64 ms much? To read all 1.2 GB of Qwen3-0.6B's weights takes 0.25 ms.
 # Whoever serves 256 people with penalties has found what to make faster.
 #
 # On a CPU the noise dominates: there torch computes Philox, one operation after the other.

@@ -177,8 +177,7 @@ def test_prefill_with_wide_offsets_is_the_same(monkeypatch):
 
 @pytest.mark.gpu
 def test_a_cache_with_more_elements_than_32_bits_count():
-    heads, kv_heads, head_dim, size = 4, 8, 128, 16
-    heads *= kv_heads
+    heads, kv_heads, head_dim, size = 32, 8, 128, 16
     num_blocks = 2**31 // (size * kv_heads * head_dim) + 4
     if torch.cuda.mem_get_info()[0] < 12 << 30:
         pytest.skip("needs 12 GiB of GPU memory")

@@ -16,10 +16,15 @@ _COLUMNS = 8192  # logits on their way at once, for 1,024 threads
 
 
 @jit
-def _ordered(raw, BITS: tl.constexpr):
-    """Floats as integers in the same order: of negative ones all bits but the sign are turned around."""
-    bits = raw.to(tl.int16 if BITS == 16 else tl.int32, bitcast=True).to(tl.int32)
+def _turned(bits, BITS: tl.constexpr):
+    """From a float's bits to an integer in the order of the floats, and back: of negative ones all bits but the sign are turned around."""
     return bits ^ ((bits >> 31) & (0x7FFF if BITS == 16 else 0x7FFFFFFF))
+
+
+@jit
+def _ordered(raw, BITS: tl.constexpr):
+    """Floats as integers in the same order."""
+    return _turned(raw.to(tl.int16 if BITS == 16 else tl.int32, bitcast=True).to(tl.int32), BITS)
 
 
 @jit
@@ -71,9 +76,7 @@ def _floor_kernel(floors, logits, temperatures, top_ks, top_ps, min_ps, logits_s
     if p < 1.0:
         whole, _, _ = _above(start, V, low, low, low, best, scale, COLUMNS, BITS, True)  # of what top_k has left
         low = _highest(start, V, low, top + 1, p * whole, best, scale, COLUMNS, BITS, True)
-    bits = low.to(tl.int32)
-    bits = bits ^ ((bits >> 31) & (0x7FFF if BITS == 16 else 0x7FFFFFFF))
-    floor = bits.to(tl.int16 if BITS == 16 else tl.int32).to(logits.dtype.element_ty, bitcast=True).to(tl.float32)
+    floor = _turned(low.to(tl.int32), BITS).to(tl.int16 if BITS == 16 else tl.int32).to(logits.dtype.element_ty, bitcast=True).to(tl.float32)
     floor = tl.where(floor == floor, floor, -float("inf"))  # the lowest integers are no numbers
     floor = tl.maximum(floor, best + temperature * tl.log(tl.load(min_ps + row)))  # min_p = 0: -inf
     tl.store(floors + row, tl.minimum(floor, best))  # if p is 0 in float32 nothing reaches it

@@ -50,7 +50,10 @@ def plan_rows(params: SamplingParams, count: int) -> list[PlanRow]:
 
 def measure(rows: int = ROWS, vocab: int = VOCAB, device: str | torch.device = "cpu", repeats: int = 5,
             dtype: torch.dtype = torch.float32) -> dict[str, float]:
-    """Milliseconds from logits [rows, vocab] to tokens on the host, for each of WAYS, and SORTED where there is a kernel: the median of `repeats` runs after another."""
+    """Milliseconds from logits [rows, vocab] to tokens on the host, for each of WAYS: the median of `repeats` runs after another.
+
+    And for SORTED, where there is a kernel that else spares the sort.
+    """
     logits = (4 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0))).to(device, dtype)
     found = {name: _milliseconds(plan_rows(SamplingParams(**way), rows), logits, repeats) for name, way in WAYS.items()}
     if not uses_triton(logits):
