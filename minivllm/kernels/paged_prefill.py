@@ -28,16 +28,27 @@ _LARGE_SHARED = 192 << 10  # bytes of shared memory for two programs of 128 quer
 
 
 @jit
-def _load_tile(positions, end, row_table, k_cache, v_cache, kv_head,
+def _opaque(x):
+    """x, through an instruction that is none: here the compiler must be done with x, and from here on it knows nothing about it."""
+    return tl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=1)
+
+
+@jit
+def _queries(lanes, before, num_tokens, GROUP: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr):
+    """(token of the row, head of the group, [lanes, WIDTH]: is there such a number?) of each lane, of which the first stands at -before."""
+    tokens, head = lanes // HEADS - before, lanes % HEADS
+    return tokens, head, ((tokens >= 0) & (tokens < num_tokens) & (head < GROUP))[:, None] & (tl.arange(0, WIDTH) < D)[None, :]
+
+
+@jit
+def _load_tile(block, positions, end, k_cache, v_cache, kv_head,
                K: tl.constexpr, D: tl.constexpr, S: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr):
-    """Keys and values [TILE, WIDTH] at `positions`. WIDE: the cache has more elements than 32 bits count. MASKED: some may lie behind `end`."""
+    """Keys and values [TILE, WIDTH] at `positions`, each in its `block`. WIDE: the cache has more elements than 32 bits count. MASKED: some may lie behind `end`."""
     columns = tl.arange(0, WIDTH)
-    inside = positions < end
-    block = tl.load(row_table + positions // S, mask=inside, other=0) if MASKED else tl.load(row_table + positions // S)
     block = block.to(tl.int64) if WIDE else block
     at = (block * (S * K * D) + positions % S * (K * D) + kv_head * D)[:, None] + columns[None, :]
     if MASKED or WIDTH != D:
-        wanted = inside[:, None] & (columns < D)[None, :]
+        wanted = (positions < end)[:, None] & (columns < D)[None, :]
         keys, values = tl.load(k_cache + at, mask=wanted, other=0.0), tl.load(v_cache + at, mask=wanted, other=0.0)
     else:  # a mask that is always true costs all the same
         keys, values = tl.load(k_cache + at), tl.load(v_cache + at)
@@ -45,7 +56,7 @@ def _load_tile(positions, end, row_table, k_cache, v_cache, kv_head,
 
 
 @jit
-def _attend_tile(best, total, mixed, query, query_positions, keys, values, positions, scale, MASKED: tl.constexpr):
+def _attend_tile(best, total, mixed, query, query_positions, keys, values, positions, scale, TIGHT: tl.constexpr, MASKED: tl.constexpr):
     """One tile of keys into the running softmax. MASKED: some of them may lie behind a query."""
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")  # [QUERIES, TILE]
     if MASKED:
@@ -54,19 +65,22 @@ def _attend_tile(best, total, mixed, query, query_positions, keys, values, posit
     faded, weights = tl.exp2((best - higher) * scale), tl.exp2(scores * scale - (higher * scale)[:, None])
     total = total * faded + tl.sum(weights, axis=1)
     mixed = tl.dot(weights.to(values.dtype), values, mixed * faded[:, None], input_precision="ieee")
-    return higher, total, mixed
+    return higher, total, _opaque(mixed) if TIGHT else mixed
 
 
 @jit(changing=("table_stride",))
 def _prefill_kernel(out, q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, rows, scale, q_stride, table_stride,
                     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, S: tl.constexpr,
                     HEADS: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr,
-                    WIDE: tl.constexpr, EARLY: tl.constexpr):
+                    WIDE: tl.constexpr, EARLY: tl.constexpr, TIGHT: tl.constexpr):
     """One program: the queries at TOKENS positions of one row, for the H // K heads of one kv head.
 
     The last tokens of every row, which have most to read, go first: what is left at the end is short. Within a program the keys
     beside the queries, which need a mask, go first: they are asked for together with the queries, and the loop is free of masks.
+    Where a tile lies is looked up while the one before it is worked on.
     EARLY: the kernel comes up while the one before it ends, and lets the next one do so (from sm90 on).
+    TIGHT: 128 registers a thread suffice if a product is done, and its weights given up, before the next one begins, and if what the
+    store needs is computed anew behind the loop. Else the compiler waits after each part of each product.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -79,9 +93,9 @@ def _prefill_kernel(out, q, k_cache, v_cache, block_tables, context_lens, cu_seq
     if (part + 1) * TOKENS <= earlier:
         return
     lanes, columns = tl.arange(0, TOKENS * HEADS), tl.arange(0, WIDTH)
-    query_positions, head = part * TOKENS + lanes // HEADS, lanes % HEADS
-    tokens = query_positions - earlier
-    wanted = ((tokens >= 0) & (tokens < num_tokens) & (head < H // K))[:, None] & (columns < D)[None, :]
+    before = earlier - part * TOKENS
+    query_positions = part * TOKENS + lanes // HEADS
+    tokens, head, wanted = _queries(lanes, before, num_tokens, H // K, D, HEADS, WIDTH)
     at = (first + tokens).to(tl.int64)[:, None] * q_stride + (kv_head * (H // K) + head)[:, None] * D + columns[None, :]
     query = tl.load(q + at, mask=wanted, other=0.0)  # [TOKENS * HEADS, WIDTH]
     row_table = block_tables + row.to(tl.int64) * table_stride
@@ -90,15 +104,19 @@ def _prefill_kernel(out, q, k_cache, v_cache, block_tables, context_lens, cu_seq
     mixed = tl.zeros([TOKENS * HEADS, WIDTH], tl.float32)
     open_end = part * TOKENS // TILE * TILE         # up to here every query reads every key
     end = tl.minimum(context, (part + 1) * TOKENS)  # no query reads further
-    for start in tl.static_range(0, max(TOKENS, TILE), TILE):
-        positions = open_end + start + tl.arange(0, TILE)
-        keys, values = _load_tile(positions, end, row_table, k_cache, v_cache, kv_head, K, D, S, WIDTH, WIDE, True)
-        if open_end + start < end:
-            best, total, mixed = _attend_tile(best, total, mixed, query, query_positions, keys, values, positions, scale, True)
-    for start in range(0, open_end, TILE):
-        positions = start + tl.arange(0, TILE)
-        keys, values = _load_tile(positions, end, row_table, k_cache, v_cache, kv_head, K, D, S, WIDTH, WIDE, False)
-        best, total, mixed = _attend_tile(best, total, mixed, query, query_positions, keys, values, positions, scale, False)
+    span = tl.arange(0, TILE)
+    block = tl.load(row_table + (tl.maximum(open_end - TILE, 0) + span) // S, mask=span < end, other=0)  # of the first tile of the loop
+    for beyond in tl.static_range(0, max(TOKENS, TILE), TILE):
+        positions = open_end + beyond + span
+        beside = tl.load(row_table + positions // S, mask=positions < end, other=0)
+        keys, values = _load_tile(beside, positions, end, k_cache, v_cache, kv_head, K, D, S, WIDTH, WIDE, True)
+        best, total, mixed = _attend_tile(best, total, mixed, query, query_positions, keys, values, positions, scale, TIGHT, True)
+    for done in range(0, open_end, TILE):
+        start = open_end - TILE - done  # from the diagonal to the beginning
+        keys, values = _load_tile(block, start + span, end, k_cache, v_cache, kv_head, K, D, S, WIDTH, WIDE, False)
+        block = tl.load(row_table + (tl.maximum(open_end - 2 * TILE - done, 0) + span) // S)
+        best, total, mixed = _attend_tile(best, total, mixed, query, query_positions, keys, values, start + span, scale, TIGHT, False)
+    tokens, head, wanted = _queries(_opaque(lanes) if TIGHT else lanes, before, num_tokens, H // K, D, HEADS, WIDTH)
     mixed *= (1.0 / total)[:, None]
     to = ((first + tokens).to(tl.int64)[:, None] * H + (kv_head * (H // K) + head)[:, None]) * D + columns[None, :]
     tl.store(out + to, mixed.to(out.dtype.element_ty), mask=wanted, cache_modifier=".cs")  # leaves the cache to keys and values
@@ -113,7 +131,7 @@ def launch_options(row_bytes: int, heads: int, shared: int) -> tuple[int, int, d
     if row_bytes > 256:
         return max(64, heads), 32, {"num_warps": 4, "num_stages": 2}
     if shared < _LARGE_SHARED:
-        return max(64, heads), 64, {"num_warps": 4, "num_stages": 3}
+        return max(64, heads), 64, {"num_warps": 4, "num_stages": 2}
     return max(128, heads), 64, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
 
 
@@ -132,7 +150,7 @@ def paged_prefill_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tabl
     _prefill_kernel[(num_kv_heads, len(rows), parts)](
         out, q, k_cache, v_cache, block_tables, context_lens, cu_seqlens_q, rows, scale * _LOG2E, q.stride(0), block_tables.stride(0),
         H=num_heads, K=num_kv_heads, D=head_dim, S=block_size, HEADS=heads, WIDTH=width, TOKENS=tokens, TILE=tile,
-        WIDE=k_cache.numel() >= _WIDE_FROM, EARLY=early, **options)
+        WIDE=k_cache.numel() >= _WIDE_FROM, EARLY=early, TIGHT=early and "maxnreg" in options, **options)
     return out
 
 
