@@ -65,6 +65,19 @@ def pytest_sessionfinish(session):
         (session.config._tmp_path_factory.getbasetemp() / "transformers.pt").unlink(missing_ok=True)
 
 
+def _settings():
+    return {name: value for name, value in os.environ.items() if name.startswith("MINIVLLM_") and name != "MINIVLLM_CACHE"}
+
+
+_SETTINGS = _settings()
+
+
+@pytest.fixture(autouse=True)
+def settings_of_the_run():
+    """What a fixture of a whole module sets in the environment would reach its neighbours, depending on their order."""
+    assert _settings() == _SETTINGS, "an earlier test, or a fixture, has left a setting behind"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache_directory(tmp_path_factory):
     """All tests share one cache, away from the user's own, unless MINIVLLM_CACHE is set."""
