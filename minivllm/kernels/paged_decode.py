@@ -133,6 +133,7 @@ def paged_decode_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table
     wanted = launch_shape(num_rows, num_kv_heads, processors, most, q.element_size() * width, shared_memory(q.device))
     splits = splits or (_MIXED_SPLITS if indexed else wanted[0])
     tile = tile or (wanted[1] if dot else max(8, min(32, 8192 // (heads * width))))
+    warps = 8 if dot and q.element_size() == 4 else 4  # float32 is multiplied by threads, whose registers hold it, not by the matrix unit
     early = has_early_launch(q.device)
     options = {"launch_pdl": True} if early else {}
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
@@ -143,7 +144,7 @@ def paged_decode_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table
     _decode_kernel[(num_kv_heads, num_rows, splits)](
         out, partial, log_sums, q, k_cache, v_cache, block_tables, context_lens, rows, tokens, scale * _LOG2E, q.stride(0), block_tables.stride(0),
         H=num_heads, K=num_kv_heads, D=head_dim, S=block_size, HEADS=heads, WIDTH=width, TILE=tile, SPLITS=splits,
-        DOT=dot, INDEXED=indexed, EARLY=early, num_warps=4, num_stages=3, **options)
+        DOT=dot, INDEXED=indexed, EARLY=early, num_warps=warps, num_stages=3, **options)
     if splits > 1:
         parts, columns = join_shape(splits, width)
         _join_kernel[(num_rows, num_heads, width // columns)](out, partial, log_sums, tokens, H=num_heads, D=head_dim, WIDTH=columns, SPLITS=splits,

@@ -122,13 +122,16 @@ def _prefill_kernel(out, q, k_cache, v_cache, block_tables, context_lens, cu_seq
     tl.store(out + to, mixed.to(out.dtype.element_ty), mask=wanted, cache_modifier=".cs")  # leaves the cache to keys and values
 
 
-def launch_options(row_bytes: int, heads: int, shared: int) -> tuple[int, int, dict[str, int]]:
-    """(queries, tile, Triton's options) for rows of `row_bytes` and `heads` query heads a kv head, both rounded up to a power of two.
+def launch_options(element_size: int, width: int, heads: int, shared: int) -> tuple[int, int, dict[str, int]]:
+    """(queries, tile, Triton's options) for heads of `width` numbers of `element_size` bytes, `heads` of them a kv head, both powers of two.
 
     On an H200 two programs of eight warps share a processor, each with half of its registers: while one waits for keys or works on its
     softmax, the other keeps the matrix unit busy. Elsewhere: four warps and as many queries as find room in their registers.
+    float32 is multiplied without the matrix unit, by threads that hold what they multiply: few queries, and few keys, for many threads.
     """
-    if row_bytes > 256:
+    if element_size == 4:
+        return (max(32, heads), 32, {"num_warps": 8, "num_stages": 2}) if width <= 128 else (max(16, heads), 16, {"num_warps": 8, "num_stages": 2})
+    if width > 128:
         return max(64, heads), 32, {"num_warps": 4, "num_stages": 2}
     if shared < _LARGE_SHARED:
         return max(64, heads), 64, {"num_warps": 4, "num_stages": 2}
@@ -141,10 +144,12 @@ def paged_prefill_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tabl
     """As `paged_prefill`, by the kernel, which uses the matrix unit: not for a T4."""
     (_, num_heads, head_dim), num_kv_heads = q.shape, k_cache.shape[1]
     heads, width = next_power_of_2(num_heads // num_kv_heads), next_power_of_2(max(16, head_dim))  # tl.dot sums over at least 16
-    found = launch_options(q.element_size() * width, heads, shared_memory(q.device))
-    tokens, tile, options = max(16, heads, queries or found[0]) // heads, tile or found[1], found[2]
+    most, keys, options = launch_options(q.element_size(), width, heads, shared_memory(q.device))
+    if queries or tile:
+        options.pop("maxnreg", None)  # which suffices for the shape it was found for
+    tokens, tile = max(16, heads, queries or most) // heads, tile or keys
     early = has_early_launch(q.device)
-    options = {**options, "launch_pdl": True} if early else options
+    options |= {"launch_pdl": True} if early else {}
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     parts = min(cdiv(most_tokens, tokens) + 1, cdiv(block_tables.shape[1] * block_size, tokens))  # of a row: its first token may lie inside of one
     _prefill_kernel[(num_kv_heads, len(rows), parts)](
