@@ -509,8 +509,8 @@ print("64 x 1,000 in blocks of", ", ".join(by_size))
 # (The text speaks of the saved figures.) 256 sequences of some 1,000 tokens are read at a copy's speed. Scattered pages are read as
 # fast as memory can be, and blocks of 1 as fast as blocks of 256. So the table of slots of section 3 would cost the kernel nothing; the host pays.
 #
-# One sequence of 8,000 reaches about 60%. Look at the differences: the three smaller cases take 5 to 11 microseconds more than their bytes, for starting the programs, waiting for the
-# first bytes, programs that end later than others, and joining the parts. Beside 64 us that is little; beside the 8 us of 33 MB it is more than half as much again.
+# One sequence of 8,000 reaches about 60%. Look at the differences: the three smaller cases take 4 to 8 microseconds more than their bytes, for starting the programs, waiting for the
+# first bytes, programs that end later than others, and joining the parts. Beside 66 us that is little; beside the 8 us of 33 MB it is more than half as much again.
 #
 # ## 10. Exercises
 
