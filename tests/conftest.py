@@ -76,6 +76,8 @@ _SETTINGS = _settings()
 def settings_of_the_run():
     """What a fixture of a whole module sets in the environment would reach its neighbours, depending on their order."""
     assert _settings() == _SETTINGS, "an earlier test, or a fixture, has left a setting behind"
+    yield
+    assert _settings() == _SETTINGS, "this test has left a setting behind"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -163,6 +163,39 @@ def test_prefill_of_a_chunk_that_begins_anywhere(size, device):
             close(paged_prefill_triton(*arguments, queries=16, tile=16), paged_prefill_torch(*arguments))
 
 
+@pytest.mark.parametrize("size, kv_heads, group, head_dim, counts, contexts, queries, tile", [
+    (4, 1, 2, 16, [5, 1, 40], [5, 39, 70], 32, 16),      # parts as long as a tile
+    (16, 2, 1, 16, [50, 3], [50, 131], 64, 16),          # four tiles beside the queries
+    (3, 1, 3, 24, [7, 20], [64, 33], 16, 16),            # a tile that is no whole number of blocks; heads and lanes of which some are none
+    (1, 1, 4, 16, [9], [41], 16, 64),                    # a tile longer than the context
+    (24, 2, 2, 80, [2, 33], [25, 33], None, None),       # blocks and heads that are no powers of two
+    (16, 1, 8, 128, [1, 17], [64, 48], None, None),      # contexts that end with a tile, and with a block
+])
+def test_prefill_touches_nothing_but_what_its_rows_own(size, kv_heads, group, head_dim, counts, contexts, queries, tile):
+    """Slots of others hold NaN. Of a block table only those entries exist that the context needs, of the queries only those of the rows asked for."""
+    if not INTERPRETED:
+        pytest.skip("the interpreter's memory is watched")
+    from interpreted_memory import only
+
+    needed = [cdiv(context, size) for context in contexts]
+    order = iter(torch.randperm(sum(needed) + 2, dtype=torch.int32))
+    table = torch.full((len(counts), max(needed)), 2**30, dtype=torch.int32)
+    caches = [torch.full(((sum(needed) + 2) * size, kv_heads, head_dim), torch.nan) for _ in range(2)]
+    for row, context in enumerate(contexts):
+        table[row, :needed[row]] = torch.stack([next(order) for _ in range(needed[row])])
+        for cache in caches:
+            for pos in range(context):
+                cache[table[row, pos // size] * size + pos % size] = torch.randn(kv_heads, head_dim)
+    q, starts = torch.randn(sum(counts), kv_heads * group, head_dim), torch.tensor([0, *torch.tensor(counts).cumsum(0)], dtype=torch.int32)
+    context, rows = torch.tensor(contexts, dtype=torch.int32), torch.arange(len(counts), dtype=torch.int32).flip(0)
+    got, want = torch.full_like(q, 9.0), torch.full_like(q, 9.0)
+    arguments = (table, context, starts, rows, max(counts), size, 0.2)
+    with only(reads=[q, *caches, context, starts, rows, *(table[row, :count] for row, count in enumerate(needed))], writes=[got]):
+        paged_prefill_triton(q, *caches, *arguments, got, tile=tile, queries=queries)
+    paged_prefill_torch(q, *caches, *arguments, want)
+    close(got, want)
+
+
 def test_prefill_with_wide_offsets_is_the_same(monkeypatch):
     """What a cache of more than 2^31 elements takes, on a small one."""
     if not INTERPRETED:
