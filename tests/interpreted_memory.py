@@ -1,4 +1,4 @@
-"""What a kernel reads and writes, byte by byte, while Triton's interpreter runs it: a stray access on a GPU is often not noticed."""
+"""What a kernel reads and writes, address by address, while Triton's interpreter runs it: a stray access on a GPU is often not noticed."""
 
 import contextlib
 

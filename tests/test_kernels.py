@@ -126,6 +126,11 @@ def test_tiles_fit_into_the_shared_memory(row_bytes, shared):
         assert tile & (tile - 1) == 0 and (tile == 16 or 4 * tile * row_bytes <= shared)
 
 
+def test_registers_are_limited_for_the_shape_found_for_them_alone():
+    found, asked = (paged_prefill.launch_options(2, 128, 2, 227 << 10, True, queries) for queries in (None, 64))
+    assert found[0]["TIGHT"] and found[1]["maxnreg"] == 128 and not asked[0]["TIGHT"] and "maxnreg" not in asked[1]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("queries, tile", [(None, None), (16, 16), (64, 16), (16, 64)], ids=["as for the device", "as many keys as queries", "fewer", "more"])
 @pytest.mark.parametrize("shape", SHAPES)

@@ -115,6 +115,11 @@ def launch_shape(num_rows: int, num_kv_heads: int, num_processors: int, most_spl
     return max(1, min(splits, most_splits)), 1 << (tile.bit_length() - 1)
 
 
+def launch_warps(element_size: int, dot: bool) -> int:
+    """Of a program. float32 is not for the matrix unit: threads multiply it, from their registers, so there are twice as many."""
+    return 8 if dot and element_size == 4 else 4
+
+
 def join_shape(splits: int, width: int) -> tuple[int, int]:
     """(parts, columns) of a program that joins: one warp, whose threads hold at most 64 numbers each. More warps would wait for each other."""
     parts = next_power_of_2(splits)
@@ -133,7 +138,6 @@ def paged_decode_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table
     wanted = launch_shape(num_rows, num_kv_heads, processors, most, q.element_size() * width, shared_memory(q.device))
     splits = splits or (_MIXED_SPLITS if indexed else wanted[0])
     tile = tile or (wanted[1] if dot else max(8, min(32, 8192 // (heads * width))))
-    warps = 8 if dot and q.element_size() == 4 else 4  # float32 is multiplied by threads, whose registers hold it, not by the matrix unit
     early = has_early_launch(q.device)
     options = {"launch_pdl": True} if early else {}
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
@@ -144,7 +148,7 @@ def paged_decode_triton(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table
     _decode_kernel[(num_kv_heads, num_rows, splits)](
         out, partial, log_sums, q, k_cache, v_cache, block_tables, context_lens, rows, tokens, scale * _LOG2E, q.stride(0), block_tables.stride(0),
         H=num_heads, K=num_kv_heads, D=head_dim, S=block_size, HEADS=heads, WIDTH=width, TILE=tile, SPLITS=splits,
-        DOT=dot, INDEXED=indexed, EARLY=early, num_warps=warps, num_stages=3, **options)
+        DOT=dot, INDEXED=indexed, EARLY=early, num_warps=launch_warps(q.element_size(), dot), num_stages=3, **options)
     if splits > 1:
         parts, columns = join_shape(splits, width)
         _join_kernel[(num_rows, num_heads, width // columns)](out, partial, log_sums, tokens, H=num_heads, D=head_dim, WIDTH=columns, SPLITS=splits,
