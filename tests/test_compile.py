@@ -26,17 +26,10 @@ capability = int(sys.argv[1])
 F, I32, I64, f32, i32 = "*fp16", "*i32", "*i64", "fp32", "i32"
 T4, SHARED = capability < 80, int(sys.argv[2])
 H, K, D, S = 16, 8, 128, 16  # Qwen3-0.6B
-TILE, TILE_32 = (paged_decode.launch_shape(256, K, 132, 32, size * D, SHARED)[1] for size in (2, 4))
 PARTS, COLUMNS = paged_decode.join_shape(4, D)
 EARLY = capability >= 90
 KERNELS = {
     "store": (store_kvcache._store_kernel, [F, F, F, F, I64, i32, i32, i32], dict(WIDTH=1024, COLUMNS=1024, TOKENS=4, EARLY=EARLY), dict(num_warps=2)),
-    "decode": (paged_decode._decode_kernel, [F, "*fp32", "*fp32", F, F, F, I32, I32, I32, I32, f32, i32, i32],
-               dict(H=H, K=K, D=D, S=S, HEADS=2 if T4 else 16, WIDTH=D, TILE=32 if T4 else TILE, SPLITS=4, DOT=not T4, INDEXED=True, EARLY=EARLY),
-               dict(num_warps=paged_decode.launch_warps(2, not T4), num_stages=3)),
-    "decode of float32": (paged_decode._decode_kernel, ["*fp32"] * 6 + [I32, I32, I32, I32, f32, i32, i32],
-                          dict(H=H, K=K, D=D, S=S, HEADS=2 if T4 else 16, WIDTH=D, TILE=TILE_32, SPLITS=4, DOT=not T4, INDEXED=True, EARLY=EARLY),
-                          dict(num_warps=paged_decode.launch_warps(4, not T4), num_stages=3)),
     "join": (paged_decode._join_kernel, [F, "*fp32", "*fp32", I32],
              dict(H=H, D=D, WIDTH=COLUMNS, SPLITS=4, PARTS=PARTS, INDEXED=True, EARLY=EARLY), dict(num_warps=1)),
     "norm": (rms_norm._norm_kernel, [F, F, F, F, F, f32, i32], dict(SIZE=1024, COLUMNS=1024, ADD=True), {}),
@@ -48,13 +41,20 @@ KERNELS = {
                                   dict(COLUMNS=8192, BITS=bits), dict(num_warps=32)) for bits in (16, 32)},
     "last": (sample._last_kernel, [I64, "*fp32", I32], dict(NUM=38, PARTS=64), dict(num_warps=1)),
 }
-for name, T, size, kv_heads, wide in () if T4 else (("prefill", F, 2, K, False), ("prefill, wide", F, 2, K, True), ("prefill, a group of 1", F, 2, H, False),
-                                                    ("prefill of float32", "*fp32", 4, K, False)):
-    CONSTANTS, OPTIONS = paged_prefill.launch_options(size, D, H // kv_heads, SHARED, EARLY)
+for name, T, size, kv_heads in (("decode", F, 2, K), ("decode, a group of 8", F, 2, 2), ("decode of float32", "*fp32", 4, K),
+                                ("decode of float32, a group of 8", "*fp32", 4, 2)):
+    SPLITS, TILE = paged_decode.launch_shape(64, kv_heads, 132, 32, size * D, SHARED)
+    TILES = paged_decode.tile_constants(TILE, size, D, H // kv_heads, not T4)
+    KERNELS[name] = (paged_decode._decode_kernel, [T, "*fp32", "*fp32", T, T, T, I32, I32, I32, I32, f32, i32, i32],
+                     dict(H=H, K=kv_heads, D=D, S=S, SPLITS=SPLITS, INDEXED=True, EARLY=EARLY, **TILES), paged_decode.OPTIONS)
+for name, T, size, kv_heads, width, wide in () if T4 else (
+        ("prefill", F, 2, K, D, False), ("prefill, wide", F, 2, K, D, True), ("prefill, a group of 1", F, 2, H, D, False),
+        *((f"prefill of float32, {width} wide", "*fp32", 4, K, width, False) for width in (64, 128, 256))):
+    CONSTANTS, OPTIONS = paged_prefill.launch_options(size, width, H // kv_heads, SHARED, EARLY)
     KERNELS[name] = (paged_prefill._prefill_kernel, [T, T, T, T, I32, I32, I32, I32, f32, i32, i32],
-                     dict(H=H, K=kv_heads, D=D, S=S, WIDE=wide, **CONSTANTS), OPTIONS)
+                     dict(H=H, K=kv_heads, D=width, S=S, WIDE=wide, **CONSTANTS), OPTIONS)
 if capability == 89:  # an A100's instructions with less shared memory: only what has tiles can differ
-    KERNELS = {name: KERNELS[name] for name in ("decode", "decode of float32", "prefill", "prefill of float32")}
+    KERNELS = {name: kernel for name, kernel in KERNELS.items() if name.startswith(("decode", "prefill"))}
 for name, (kernel, types, constants, options) in KERNELS.items():
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else t for n, t in zip(names, [*types, *[None] * len(constants)])}
@@ -77,10 +77,10 @@ def test_kernels_compile_for(capability, tmp_path):
                           env={**environment, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr[-3000:]
     built = {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
-    assert len(built) == {75: 11, 89: 4}.get(capability, 15)
+    assert len(built) == {75: 13, 89: 10}.get(capability, 19)
     for name, row in built.items():
         assert row["shared"] <= SHARED_BYTES[capability], f"{name} wants {row['shared']:,} bytes of shared memory on sm_{capability}"
-        wanted = capability >= 80 and (name == "decode" or name.startswith("prefill") and "float32" not in name)
+        wanted = capability >= 80 and name.startswith(("decode", "prefill")) and "float32" not in name
         assert row["matrix"] == wanted, f"{name} on sm_{capability}: matrix instructions {row['matrix']}"
         spilled = int(re.search(r"(\d+) bytes spill stores", row["remarks"])[1])
         assert spilled <= (32 if name == "prefill, a group of 1" else 0), f"{name} on sm_{capability} has too few registers: {row['remarks']}"
