@@ -3,11 +3,11 @@
 import threading
 import time
 
-import psutil
 import pytest
 import rank_probes
 import tiny_models
 import torch
+from rank_processes import children
 
 from minivllm import LLM, SamplingParams
 from minivllm.worker.crew import RankError
@@ -29,10 +29,6 @@ def directory(tmp_path_factory):
 def tokens(llm, count=40):
     params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
     return [output["token_ids"] for output in llm.generate(PROMPTS, params, use_tqdm=False)]
-
-
-def children():
-    return [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize("eager", [False, True])

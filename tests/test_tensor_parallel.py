@@ -17,6 +17,7 @@ import pytest
 import rank_probes
 import tiny_models
 import torch
+from rank_processes import children
 from reference import GreedyReference
 from thread_ranks import GlooThreads
 
@@ -189,18 +190,6 @@ def test_a_decode_of_256_is_a_few_bytes_each_and_its_cost_is_said(capsys):
 
 
 # Processes
-
-
-def children():
-    """The ranks of this process; other tests may have left it helpers of their own, such as torch.compile's."""
-    return [child for child in psutil.Process().children(recursive=True) if is_rank(child)]
-
-
-def is_rank(process):
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and "minivllm.worker.rank" in process.cmdline()
-    except psutil.NoSuchProcess:
-        return False
 
 
 def left_behind():
