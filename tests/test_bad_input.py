@@ -1,7 +1,4 @@
-"""A table of bad input: each case a clear error or a documented result, and the engine answers as before.
-
-Plain `if ... fail` and pytest.raises instead of assert, so that it checks the same under `python -O`.
-"""
+"""A table of bad input: each case a clear error or a documented result, and the engine answers as before."""
 
 import numpy as np
 import pytest

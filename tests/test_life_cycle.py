@@ -185,16 +185,3 @@ def test_ten_cycles_leave_memory_threads_and_files_where_they_were(directory):
     gc.collect()
     after = process.memory_info().rss, threading.active_count(), process.num_threads(), process.num_fds()
     assert after[0] - before[0] < 30 << 20 and after[1:] == before[1:]
-
-
-def test_input_is_checked_without_asserts_too(directory):
-    """`python -O` removes asserts; the table of bad input must not depend on them."""
-    import subprocess
-    import sys
-
-    here = os.path.dirname(__file__)
-    without = [word for plugin in ("cacheprovider", "xdist", "nbval", "hypothesispytest") for word in ("-p", f"no:{plugin}")]  # the last two take long to import
-    done = subprocess.run([sys.executable, "-O", "-m", "pytest", "-q", *without, os.path.join(here, "test_bad_input.py")],
-                          capture_output=True, text=True, cwd=os.path.dirname(here), env={**os.environ, "PYTEST_ADDOPTS": ""})
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert "passed" in done.stdout

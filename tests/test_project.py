@@ -103,17 +103,26 @@ import minivllm, minivllm.__main__, minivllm.worker.model_runner, minivllm.weigh
 
 
 def test_every_module_can_be_imported_first():
+    """First after `minivllm` itself, which Python always imports before anything in it."""
     code = """
 import importlib, pathlib, sys
-import torch
+import minivllm
+always = set(sys.modules)
 for file in sorted(pathlib.Path("minivllm").rglob("*.py")):
     name = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
-    for loaded in [module for module in sys.modules if module.startswith("minivllm")]:
+    for loaded in [module for module in sys.modules if module.startswith("minivllm.") and module not in always]:
         del sys.modules[loaded]
     importlib.import_module(name)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_no_input_is_checked_by_an_assert():
+    """`python -O` removes them. There may be some about what only a fault of our own can break."""
+    own_state = {"engine/block_manager.py", "teach/bugs/blocks.py", "bench/parallel.py"}
+    found = {file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Assert)}
+    assert found <= own_state
 
 
 def test_the_tree_speaks_of_itself_alone():

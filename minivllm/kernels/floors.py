@@ -98,8 +98,8 @@ def row_floors_torch(logits: Tensor, temperatures: Tensor, top_ks: Tensor | None
     ordered = logits.float().sort(dim=-1, descending=True).values
     scores = (ordered - ordered[:, :1]) / torch.where(temperatures == 0, 1.0, temperatures)[:, None]
     if top_ks is not None:
-        smallest = scores.gather(-1, torch.where(top_ks > 0, top_ks.clamp(max=scores.shape[-1]), scores.shape[-1])[:, None] - 1)
-        scores = scores.masked_fill(scores < smallest, float("-inf"))
+        smallest = ordered.gather(-1, torch.where(top_ks > 0, top_ks.clamp(max=scores.shape[-1]), scores.shape[-1])[:, None] - 1)
+        scores = scores.masked_fill(ordered < smallest, float("-inf"))  # scores are rounded: of two neighbours they may be equal
     if top_ps is not None:
         probabilities = scores.softmax(dim=-1)
         before = probabilities.cumsum(dim=-1) - probabilities

@@ -25,10 +25,10 @@ by_kernel = uses_triton  # whether a kernel tells what the filters leave of thes
 def processed(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """The logits that are drawn from, float32 [R, V]: divided by the temperature, and -inf for what the filters leave out."""
     scores = logits.float()
+    if batch.top_ks is not None:  # first: what is largest is so at any temperature, but rounding may make neighbours equal
+        scores = _keep_top_k(scores, batch.top_ks, batch.max_top_k)
     scores = scores - scores.amax(dim=-1, keepdim=True)  # so that no temperature, however small, makes an infinity of the best
     scores = scores / torch.where(batch.temperatures == 0, 1.0, batch.temperatures)[:, None]
-    if batch.top_ks is not None:
-        scores = _keep_top_k(scores, batch.top_ks, batch.max_top_k)
     if batch.top_ps is not None:
         scores = _keep_top_p(scores, batch.top_ps)
     if batch.min_ps is not None:
