@@ -52,7 +52,7 @@ def raw(name):
 
 def test_the_figures_of_the_readme_are_those_of_the_raw_files():
     readme = " ".join((NOTEBOOKS.parent / "README.md").read_text().split())
-    runs = [raw(name)["cases"] for name in ("kernels.json", "kernels_2.json", "kernels_3.json")]
+    runs = [raw(f"kernels{number}.json")["cases"] for number in ("", "_2", "_3", "_4", "_5")]
     shares = {case["case"]: [round(100 * row["share"]) for run in runs for row in run if row["case"] == case["case"]] for case in runs[0]}
     for case, words in {"decode 64 x 1,000": "64 of them at {} to {}%", "decode 8 x 4,000": "8 of 4,000 tokens at {} to {}%",
                         "decode 1 x 8,000": "a single one of 8,000 at {} to {}%", "store 8,192 tokens": "store kernel reaches {} to {}% of a copy",
