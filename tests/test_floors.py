@@ -100,7 +100,7 @@ def test_what_is_forbidden_stays_so(run, device):
     assert floors_of(run, logits, [(1.0, 20, 0.9999999, 0.0)], device).item() == logits[0, :3].min()
 
 
-NEIGHBOURS = [1.0, 1.0, 2.0, 0.0, 1.0 - 2**-24]  # the last is not one of the two largest, but 2.0 away from the best it is rounded to 1.0
+NEIGHBOURS = [1.0, 1.0, 2.0, 0.0, 1.0 - 2**-24]  # the last is not one of the two largest; but less 2.0, the best, it is rounded to -1.0, as 1.0 is
 
 
 @settings(max_examples=60, deadline=None)

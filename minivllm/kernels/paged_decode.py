@@ -18,7 +18,7 @@ from minivllm.kernels.jit import gdc_launch_dependents, gdc_wait, has_early_laun
 
 _MIXED_SPLITS = 4  # in a mixed step the rows' number changes all the time, and each number of splits is a kernel to compile
 _LOG2E = 1.4426950408889634  # the hardware has 2^x, not e^x
-OPTIONS = {"num_warps": 4, "num_stages": 3}
+OPTIONS = {"num_warps": 4, "num_stages": 3}  # of the decode kernel, on every device
 
 
 @jit(changing=("table_stride",))
