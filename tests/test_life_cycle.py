@@ -1,7 +1,6 @@
 """Step API, admission limit, memory account, faults at every call, several engines, and nothing left behind."""
 
 import gc
-import os
 import threading
 import warnings
 import weakref
