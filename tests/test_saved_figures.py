@@ -61,11 +61,14 @@ def test_the_figures_of_the_readme_are_those_of_the_raw_files():
     sampling = sampling_bench.saved()["milliseconds"]
     assert f"{sampling['greedy']:.2f} ms greedy, {sampling['temperature']:.2f} at a temperature, {sampling['top_k + top_p']:.2f} with top_k and top_p" in readme
     assert f"({sampling[sampling_bench.SORTED]:.1f} by a sort)" in readme
-    loans = [raw(name) for name in ("throughput.json", "throughput_2.json", "throughput_3.json")]
-    took = [sorted(loan["seconds"]["minivllm"]) for loan in loans]
-    rates = [f"{round(loans[0]['output_tokens'] / seconds, -2):,.0f}" for seconds in (*(runs[1] for runs in took), max(map(max, took)), min(map(min, took)))]
-    assert f"{rates[0]} output tokens a second, the median of three runs, {loans[0]['limit_seconds'] / took[0][1]:.0%} of the limit" in readme
-    assert "Two more times three: {1} and {2}. Single runs lie between {3} and {4}".format(*rates) in readme
+    flash = raw("flash_attn.json")["share_of_a_matrix_products_rate"]
+    short, long = (flash[f"flash_attn prefill {case}"]["256"] for case in ("8 x 1,024", "2 x 8,192"))
+    assert f"FlashAttention-3 in its place, with blocks of 256 tokens, {short:.0%} and {long:.0%}" in readme
+    times = [raw(f"throughput{number}.json") for number in ("", "_2", "_3", "_4")]
+    took = [sorted(time["seconds"]["minivllm"]) for time in times]
+    rates = [f"{round(times[0]['output_tokens'] / seconds, -2):,.0f}" for seconds in (*(runs[1] for runs in took), max(map(max, took)), min(map(min, took)))]
+    assert f"{rates[0]} output tokens a second, the median of three runs, {times[0]['limit_seconds'] / took[0][1]:.0%} of the limit" in readme
+    assert "Three more times three: {1}, {2} and {3}. Single runs lie between {4} and {5}".format(*rates) in readme
     naive, prefill = (next(row for row in raw("attention.json")["rows"] if (row["way"], row["length"]) == (way, 8192)) for way in ("naive", "triton"))
     assert (f"it takes {1e3 * naive['seconds']:.1f} ms and {naive['extra_bytes'] / 1e9:.1f} GB beside its input, the prefill kernel "
             f"{1e3 * prefill['seconds']:.2f} ms and {prefill['extra_bytes'] / 1e6:.0f} MB") in readme
