@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 90: 227 << 10}  # the most that one program may have
-LEAST_SHARED = 99 << 10  # of the other devices with an A100's instructions: they get the same kernels
+SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 89: 99 << 10, 90: 227 << 10}  # the most that one program may have
 SCRIPT = """
 import contextlib, io, json, sys
 import triton
@@ -24,7 +23,7 @@ from minivllm.kernels import floors, paged_decode, paged_prefill, rms_norm, rope
 
 capability = int(sys.argv[1])
 F, I32, I64, f32, i32 = "*fp16", "*i32", "*i64", "fp32", "i32"
-T4, SHARED, LEAST_SHARED = capability < 80, int(sys.argv[2]), int(sys.argv[3])
+T4, SHARED = capability < 80, int(sys.argv[2])
 H, K, D, S = 16, 8, 128, 16  # Qwen3-0.6B
 PARTS, COLUMNS = paged_decode.join_shape(4, D)
 EARLY = capability >= 90
@@ -45,16 +44,16 @@ for name, T, size, kv_heads in (("decode", F, 2, K), ("decode, a group of 8", F,
                                 ("decode of float32, a group of 8", "*fp32", 4, 2)):
     SPLITS, TILE = paged_decode.launch_shape(64, kv_heads, 132, 32, size * D, SHARED)
     TILES = paged_decode.tile_constants(TILE, size, D, H // kv_heads, not T4)
-    assert capability != 80 or TILE == paged_decode.launch_shape(64, kv_heads, 132, 32, size * D, LEAST_SHARED)[1]
     KERNELS[name] = (paged_decode._decode_kernel, [T, "*fp32", "*fp32", T, T, T, I32, I32, I32, I32, f32, i32, i32],
                      dict(H=H, K=kv_heads, D=D, S=S, SPLITS=SPLITS, INDEXED=True, EARLY=EARLY, **TILES), paged_decode.OPTIONS)
 for name, T, size, kv_heads, width, wide in () if T4 else (
         ("prefill", F, 2, K, D, False), ("prefill, wide", F, 2, K, D, True), ("prefill, a group of 1", F, 2, H, D, False),
         *((f"prefill of float32, {width} wide", "*fp32", 4, K, width, False) for width in ((64, 128, 256) if EARLY else (128,)))):
     CONSTANTS, OPTIONS = paged_prefill.launch_options(size, width, H // kv_heads, SHARED, EARLY)
-    assert capability != 80 or (CONSTANTS, OPTIONS) == paged_prefill.launch_options(size, width, H // kv_heads, LEAST_SHARED, EARLY)
     KERNELS[name] = (paged_prefill._prefill_kernel, [T, T, T, T, I32, I32, I32, I32, f32, i32, i32],
                      dict(H=H, K=kv_heads, D=width, S=S, WIDE=wide, **CONSTANTS), OPTIONS)
+if capability == 89:  # an A100's instructions with less shared memory: only what has tiles can differ
+    KERNELS = {name: KERNELS[name] for name in ("decode", "decode of float32", "prefill", "prefill of float32, 128 wide")}
 for name, (kernel, types, constants, options) in KERNELS.items():
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else t for n, t in zip(names, [*types, *[None] * len(constants)])}
@@ -71,15 +70,14 @@ for name, (kernel, types, constants, options) in KERNELS.items():
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 def test_kernels_compile_for(capability, tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    arguments = map(str, (capability, SHARED_BYTES[capability], LEAST_SHARED))
+    arguments = map(str, (capability, SHARED_BYTES[capability]))
     done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], cwd=ROOT, capture_output=True, text=True,
                           env={**environment, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_DUMP_PTXAS_LOG": "1", "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr[-3000:]
     built = {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
-    assert len(built) == {75: 13, 80: 17, 90: 19}[capability]
+    assert len(built) == {75: 13, 80: 17, 89: 4, 90: 19}[capability]
     for name, row in built.items():
-        most = LEAST_SHARED if capability == 80 else SHARED_BYTES[capability]
-        assert row["shared"] <= most, f"{name} wants {row['shared']:,} bytes of shared memory on sm_{capability}"
+        assert row["shared"] <= SHARED_BYTES[capability], f"{name} wants {row['shared']:,} bytes of shared memory on sm_{capability}"
         wanted = capability >= 80 and name.startswith(("decode", "prefill")) and "float32" not in name
         assert row["matrix"] == wanted, f"{name} on sm_{capability}: matrix instructions {row['matrix']}"
         spilled = int(re.search(r"(\d+) bytes spill stores", row["remarks"])[1])

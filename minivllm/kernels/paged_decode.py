@@ -121,7 +121,8 @@ def tile_constants(tile: int, element_size: int, head_dim: int, group: int, dot:
     """The kernel's tiles, of `tile` tokens on the matrix unit, for `group` query heads a kv head, of `head_dim` numbers of `element_size` bytes.
 
     float32 is not for the matrix unit. Without it a program holds the products of all its heads and keys: few keys, but no head more
-    than there are, where the matrix unit wants 16. On an H200 0.8 to 3 times as fast with 1 to 4 heads, 0.6 times with 8.
+    than there are, where the matrix unit wants 16. On an H200 0.8 to 3 times as fast as on it with 1 to 4 heads,
+    0.6 times with 8 (benchmarks/h200/float32_shapes.json).
     """
     dot = dot and element_size == 2
     heads, width = next_power_of_2(max(group, 16 if dot else 1)), next_power_of_2(max(head_dim, 16 if dot else 1))

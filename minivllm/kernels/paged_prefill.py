@@ -134,7 +134,8 @@ def launch_options(element_size: int, head_dim: int, group: int, shared: int, ea
     """(the kernel's constants, Triton's options) for `group` query heads a kv head, of `head_dim` numbers of `element_size` bytes.
 
     float32 is multiplied without the matrix unit, by threads that hold what they multiply: few queries or few keys, for many threads.
-    With more, ptxas runs out of registers and the kernel gets 10 times slower; these are the fastest on an H200 of those for which it does not.
+    With more, ptxas runs out of registers and the kernel gets 10 times slower; these are among the fastest on an H200 of those for
+    which it does not (benchmarks/h200/float32_shapes.json).
     16 bit on an H200: two programs of eight warps share a processor, each with half of its registers; while one waits for keys or works
     on its softmax, the other keeps the matrix unit busy. Elsewhere: four warps and as many queries as find room in their registers.
     """
